@@ -1,0 +1,1 @@
+"""How well a language model uses a long context: LongPPL and LongCE in JAX."""

@@ -1,0 +1,242 @@
+"""Attention in blocks with an online softmax: any platform, memory O(T + S).
+
+One query block at a time meets only the key blocks that it can see. The
+backward pass is written out: recomputing block by block keeps it as small.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+_BLOCK = 256
+_MASKED = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sight:
+  """What a query row may see; static, so that loops have known bounds."""
+
+  q_offset: int
+  window: int
+  sink_len: int
+  softcap: float
+  block_q: int
+  block_k: int
+  num_k: int  # key blocks
+
+  def loop(self, i):
+    """(iterations, index -> key block) for query block i."""
+    first_row = self.q_offset + i * self.block_q
+    stop = (first_row + self.block_q - 1) // self.block_k + 1
+    stop = jnp.minimum(stop, self.num_k)
+    sinks = -(-self.sink_len // self.block_k)
+    start = 0
+    if self.window:
+      start = jnp.maximum(0, first_row - self.window + 1) // self.block_k
+      start = jnp.maximum(start, sinks)
+    start = jnp.minimum(start, stop)
+    sinks = jnp.minimum(sinks, start)
+    return (
+      sinks + stop - start,
+      lambda j: j + jnp.where(j < sinks, 0, start - sinks),
+    )
+
+  def mask(self, i, block, repeats, q_segments, k_segments):
+    """bool [rows, block_k], rows = block_q query positions x repeats."""
+    rows = jnp.repeat(jnp.arange(self.block_q), repeats)
+    rows += self.q_offset + i * self.block_q
+    keys = block * self.block_k + jnp.arange(self.block_k)
+    visible = keys[None] <= rows[:, None]
+    if self.window:
+      near = rows[:, None] - keys[None] < self.window
+      visible &= near | (keys[None] < self.sink_len)
+    if q_segments is not None:
+      same = jnp.repeat(q_segments, repeats)[:, None] == k_segments[None]
+      visible &= same
+    return visible
+
+
+def _dot(a, b, contract):
+  return jax.lax.dot_general(
+    a, b, (contract, ((), ())), preferred_element_type=jnp.float32
+  )
+
+
+def _slice(x, block, size):
+  return jax.lax.dynamic_slice_in_dim(x, block * size, size)
+
+
+def _scores(q, k, softcap):
+  """Capped scores and the derivative of the cap."""
+  scores = _dot(q, k, ((1,), (1,)))
+  if not softcap:
+    return scores, 1.0
+  tanh = jnp.tanh(scores / softcap)
+  return softcap * tanh, 1.0 - tanh * tanh
+
+
+def _segments_of(segments, block, size):
+  return None if segments is None else _slice(segments, block, size)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(sight, q, k, v, q_segments, k_segments):
+  return _forward(sight, q, k, v, q_segments, k_segments)[0]
+
+
+def _forward(sight, q, k, v, q_segments, k_segments):
+  """One head: q [nq, rows, H], k and v [S, H] -> out, log-normaliser."""
+  rows, dim = q.shape[1:]
+  repeats = rows // sight.block_q
+
+  def of_block(args):
+    i, q = args
+    count, key_block = sight.loop(i)
+    own_segments = _segments_of(q_segments, i, sight.block_q)
+
+    def step(j, carry):
+      highest, total, out = carry
+      block = key_block(j)
+      scores, _ = _scores(q, _slice(k, block, sight.block_k), sight.softcap)
+      seen = sight.mask(
+        i,
+        block,
+        repeats,
+        own_segments,
+        _segments_of(k_segments, block, sight.block_k),
+      )
+      scores = jnp.where(seen, scores, _MASKED)
+      new_highest = jnp.maximum(highest, scores.max(1))
+      probs = jnp.exp(scores - new_highest[:, None])
+      scale = jnp.exp(highest - new_highest)
+      values = _slice(v, block, sight.block_k)
+      out = out * scale[:, None] + _dot(
+        probs.astype(v.dtype), values, ((1,), (0,))
+      )
+      return new_highest, total * scale + probs.sum(1), out
+
+    start = (
+      jnp.full((rows,), _MASKED),
+      jnp.zeros((rows,)),
+      jnp.zeros((rows, dim)),
+    )
+    highest, total, out = jax.lax.fori_loop(0, count, step, start)
+    return (out / total[:, None]).astype(q.dtype), highest + jnp.log(total)
+
+  return jax.lax.map(of_block, (jnp.arange(q.shape[0]), q))
+
+
+def _attend_forward(sight, q, k, v, q_segments, k_segments):
+  out, normaliser = _forward(sight, q, k, v, q_segments, k_segments)
+  return out, (q, k, v, q_segments, k_segments, out, normaliser)
+
+
+def _attend_backward(sight, saved, d_out):
+  q, k, v, q_segments, k_segments, out, normaliser = saved
+  repeats = q.shape[1] // sight.block_q
+
+  def of_block(carry, args):
+    i, q, out, normaliser, d_out = args
+    count, key_block = sight.loop(i)
+    own_segments = _segments_of(q_segments, i, sight.block_q)
+    d_out = d_out.astype(jnp.float32)
+    inner = jnp.sum(d_out * out.astype(jnp.float32), axis=1)
+
+    def step(j, carry):
+      d_q, d_k, d_v = carry
+      block = key_block(j)
+      keys = _slice(k, block, sight.block_k)
+      values = _slice(v, block, sight.block_k)
+      scores, d_cap = _scores(q, keys, sight.softcap)
+      seen = sight.mask(
+        i,
+        block,
+        repeats,
+        own_segments,
+        _segments_of(k_segments, block, sight.block_k),
+      )
+      probs = jnp.where(seen, jnp.exp(scores - normaliser[:, None]), 0.0)
+      d_probs = _dot(d_out, values.astype(jnp.float32), ((1,), (1,)))
+      d_scores = probs * (d_probs - inner[:, None]) * d_cap
+      d_q += _dot(d_scores, keys.astype(jnp.float32), ((1,), (0,)))
+      at = block * sight.block_k
+
+      def add(total, part):
+        old = jax.lax.dynamic_slice_in_dim(total, at, sight.block_k)
+        return jax.lax.dynamic_update_slice_in_dim(total, old + part, at, 0)
+
+      d_k = add(d_k, _dot(d_scores, q.astype(jnp.float32), ((0,), (0,))))
+      d_v = add(d_v, _dot(probs, d_out, ((0,), (0,))))
+      return d_q, d_k, d_v
+
+    d_q, d_k, d_v = jax.lax.fori_loop(
+      0, count, step, (jnp.zeros(q.shape), *carry)
+    )
+    return (d_k, d_v), d_q.astype(q.dtype)
+
+  (d_k, d_v), d_q = jax.lax.scan(
+    of_block,
+    (jnp.zeros(k.shape), jnp.zeros(v.shape)),
+    (jnp.arange(q.shape[0]), q, out, normaliser, d_out),
+  )
+  return d_q, d_k.astype(k.dtype), d_v.astype(v.dtype), None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def blockwise_attention(
+  q: Float[Array, "B T N H"],
+  k: Float[Array, "B S K H"],
+  v: Float[Array, "B S K H"],
+  *,
+  q_offset: int,
+  window: int,
+  sink_len: int,
+  segment_ids: Int[Array, "B S"] | None,
+  softcap: float,
+  scale: float,
+) -> Float[Array, "B T N H"]:
+  """Causal attention; see `attention.attention` for the arguments."""
+  batch, num_q, num_heads, dim = q.shape
+  num_k, kv_heads = k.shape[1:3]
+  repeats = num_heads // kv_heads
+  block_q, block_k = min(_BLOCK, num_q), min(_BLOCK, num_k)
+  pad_q, pad_k = -num_q % block_q, -num_k % block_k
+  sight = _Sight(
+    q_offset=q_offset,
+    window=window,
+    sink_len=sink_len,
+    softcap=softcap,
+    block_q=block_q,
+    block_k=block_k,
+    num_k=(num_k + pad_k) // block_k,
+  )
+  # The query heads that share a key head become rows of one product.
+  q = jnp.pad(q * scale, ((0, 0), (0, pad_q), (0, 0), (0, 0)))
+  q = q.reshape(batch, -1, block_q, kv_heads, repeats, dim)
+  q = q.transpose(0, 3, 1, 2, 4, 5).reshape(
+    batch, kv_heads, -1, block_q * repeats, dim
+  )
+  k, v = (
+    jnp.pad(x, ((0, 0), (0, pad_k), (0, 0), (0, 0))).swapaxes(1, 2)
+    for x in (k, v)
+  )
+  q_segments = k_segments = None
+  if segment_ids is not None:
+    q_segments = segment_ids[:, q_offset : q_offset + num_q]
+    # No real segment is -1, and padded query rows are dropped below.
+    q_segments = jnp.pad(q_segments, ((0, 0), (0, pad_q)), mode="edge")
+    k_segments = jnp.pad(segment_ids, ((0, 0), (0, pad_k)), constant_values=-1)
+  per_head = jax.vmap(
+    functools.partial(_attend, sight), in_axes=(0, 0, 0, None, None)
+  )
+  out = jax.vmap(per_head)(q, k, v, q_segments, k_segments)
+  out = out.reshape(batch, kv_heads, -1, block_q, repeats, dim)
+  out = out.transpose(0, 2, 3, 1, 4, 5).reshape(batch, -1, num_heads, dim)
+  return out[:, :num_q]
