@@ -130,15 +130,29 @@ def compare_table(
   rows = comparison_rows(results, baseline=baseline, force=force, seed=seed)
   if fmt == "csv":
     return _csv(rows, baseline)
-  versus = [f"vs {baseline}"] if baseline else []
-  header = ["Model", "LongPPL", "95 % interval", *versus, "PPL", "Keys"]
-  header += ["Regions", "Coverage", "Top 5", "Notes"]
-  ranked, unranked = (
-    [_cells(row, baseline) for row in rows if row.self_evaluated is flag]
-    for flag in (False, True)
+  return tables.format_table(
+    table_header(baseline), table_groups(rows, baseline), fmt=fmt
   )
-  groups = [("", ranked), (SELF_EVALUATED, unranked)]
-  return tables.format_table(header, groups, fmt=fmt)
+
+
+def table_header(baseline: str) -> list[str]:
+  """Names of the columns that `table_groups` fills."""
+  versus = [f"vs {baseline}"] if baseline else []
+  header = ["Model", "LongPPL", "95% interval", *versus, "PPL", "Keys"]
+  return [*header, "Regions", "Coverage", "Top 5", "Notes"]
+
+
+def table_groups(
+  rows: Sequence[Row], baseline: str
+) -> list[tuple[str, list[list[str]]]]:
+  """Printed cells of the ranked and of the self-evaluated models."""
+  return [
+    (
+      title,
+      [_cells(row, baseline) for row in rows if row.self_evaluated is own],
+    )
+    for title, own in (("", False), (SELF_EVALUATED, True))
+  ]
 
 
 def ppl_text(value: float | None) -> str:
@@ -168,7 +182,7 @@ def interval_text(interval: Sequence[float | None] | None) -> str:
 
 def share_text(value: float | None) -> str:
   """A share in per cent, "-" for None."""
-  return "-" if value is None else f"{100 * value:.0f} %"
+  return "-" if value is None else f"{100 * value:.0f}%"
 
 
 def count_text(value: int | None) -> str:

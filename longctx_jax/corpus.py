@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import itertools
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Sequence

@@ -1,6 +1,8 @@
 """A document as a heat map of LSD: the markup, and what it counts."""
 
+import bisect
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -8,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from markupsafe import Markup
 
 from longctx_jax import metrics, svg
 
@@ -37,12 +40,12 @@ class Heatmap:
   """
 
   doc_id: str
-  unscored: str
-  first_window: str
-  scored: str
-  track: str
+  unscored: Markup
+  first_window: Markup
+  scored: Markup
+  track: Markup
   track_range: tuple[float, float]
-  data: str
+  data: Markup
   n_targets: int
   n_unscored: int
   n_first_window: int
@@ -67,16 +70,7 @@ def build_heatmap(document: Mapping[str, Any], *, stride: int = 0) -> Heatmap:
   Raises:
     ValueError: the arrays differ in length.
   """
-  long = np.asarray(document["long_log_probs"], np.float64)
-  short = np.asarray(document["short_log_probs"], np.float64)
-  key = np.asarray(document["key_mask"], bool)
-  offsets = np.asarray(document["offsets"], np.int64).reshape(-1, 2)
-  lengths = {len(long), len(short), len(key), len(offsets)}
-  if len(lengths) > 1:
-    raise ValueError(
-      f"document {document['doc_id']!r}: offsets, log-probs and key mask have "
-      f"lengths {sorted(lengths)}; each speaks of the same targets."
-    )
+  long, short, key, offsets = _arrays(document)
   lsd = long - short
   unscored = _leading(np.isnan(lsd))
   after = unscored + _leading(lsd[unscored:] == 0)
@@ -87,14 +81,12 @@ def build_heatmap(document: Mapping[str, Any], *, stride: int = 0) -> Heatmap:
   eligible[:after] = False
   return Heatmap(
     doc_id=str(document["doc_id"]),
-    unscored="".join(spans[:unscored]),
-    first_window="".join(spans[unscored:after]),
-    scored="".join(spans[after:]),
-    track=track,
+    unscored=Markup("".join(spans[:unscored])),
+    first_window=Markup("".join(spans[unscored:after])),
+    scored=Markup("".join(spans[after:])),
+    track=Markup(track),
     track_range=tuple(edges),
-    data=json.dumps(
-      [_thousandths(long), _thousandths(short)], separators=(",", ":")
-    ),
+    data=Markup(json.dumps([_thousandths(long), _thousandths(short)])),
     n_targets=len(lsd),
     n_unscored=unscored,
     n_first_window=after - unscored,
@@ -113,25 +105,25 @@ def token_spans(
 ) -> list[str]:
   """Markup of each target: `<b>` where key, else `<i>`, its level as class.
 
+  Class `u` is unscored; the middle level, and so most of a text, has none.
+
   Characters that no token covers stand as plain text before the next one. A
   token without characters of its own (a further byte of a character, a special
   token) is an empty element, so that the elements count the targets.
   """
-  levels = np.where(np.isnan(lsd), _NEUTRAL, np.digitize(lsd, EDGES))
   spans, cursor = [], 0
-  for (start, end), level, key, unscored in zip(
-    offsets.tolist(), levels, key_mask, np.isnan(lsd), strict=True
+  for (start, end), value, key in zip(
+    offsets.tolist(), lsd.tolist(), key_mask, strict=True
   ):
     gap = _escaped(text[cursor:start])
     piece = _escaped(text[max(start, cursor) : end])
     cursor = max(cursor, end)
-    tag = "b" if key else "i"
-    marked = key or level != _NEUTRAL
-    name = " class=u" if unscored else f" class={_LEVELS[level]}"
-    if marked:
+    level = _level(value)
+    if key or level not in ("", "u"):
       # A mark of its own: the background of a line break has no width.
       piece = piece.replace("\n", "<u></u>\n")
-    opening = f"<{tag}{name if marked or unscored else ''}>"
+    tag = "b" if key else "i"
+    opening = f"<{tag} class={level}>" if level else f"<{tag}>"
     spans.append(f"{gap}{opening}{piece}</{tag}>")
   if spans:
     spans[-1] += _escaped(text[cursor:])
@@ -144,19 +136,52 @@ def densest_excerpt(
   *,
   n_chars: int,
 ) -> tuple[int, int]:
-  """Targets [a, b) of the passage of `n_chars` characters with most key tokens.
+  """Targets [a, b) of a passage of `n_chars` characters rich in key tokens.
 
-  It begins a fifth of its length before the first of them, where it can.
+  Of all passages half as long, it holds the one with most key tokens, after
+  an eighth of its length.
   """
   starts = np.asarray(offsets)[:, 0]
   keys = np.flatnonzero(key_mask)
   begin = starts[keys] if keys.size else starts[:1]
-  within = np.searchsorted(begin, begin + 4 * n_chars // 5) - np.arange(
-    len(begin)
-  )
-  origin = max(0, begin[within.argmax()] - n_chars // 5)
+  within = np.searchsorted(begin, begin + n_chars // 2) - np.arange(len(begin))
+  origin = max(0, begin[within.argmax()] - n_chars // 8)
   a, b = np.searchsorted(starts, [origin, origin + n_chars])
   return int(a), int(b)
+
+
+def excerpt_markup(document: Mapping[str, Any], begin: int, end: int) -> Markup:
+  """The heat map of targets [begin, end) alone; "…" where text precedes."""
+  long, short, key, offsets = _arrays(document)
+  spans = token_spans(document["text"], offsets, long - short, key)
+  return Markup(("… " if begin else "") + "".join(spans[begin:end]).strip())
+
+
+def edge_labels() -> list[str]:
+  """The edges of the colour scale as they are printed below it."""
+  names = (f"{edge:+g}".replace("-", "−") for edge in EDGES)
+  return [n.replace("0.25", "¼").replace("0.5", "½") for n in names]
+
+
+def _arrays(document):
+  long = np.asarray(document["long_log_probs"], np.float64)
+  short = np.asarray(document["short_log_probs"], np.float64)
+  key = np.asarray(document["key_mask"], bool)
+  offsets = np.asarray(document["offsets"], np.int64).reshape(-1, 2)
+  lengths = {len(long), len(short), len(key), len(offsets)}
+  if len(lengths) > 1:
+    raise ValueError(
+      f"document {document['doc_id']!r}: offsets, log-probs and key mask have "
+      f"lengths {sorted(lengths)}; each speaks of the same targets."
+    )
+  return long, short, key, offsets
+
+
+def _level(lsd):
+  if math.isnan(lsd):
+    return "u"
+  index = bisect.bisect_right(EDGES, lsd)
+  return "" if index == _NEUTRAL else _LEVELS[index]
 
 
 def _leading(flags):

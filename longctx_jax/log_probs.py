@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from longctx_jax import sharding
+
 _VOCAB_BLOCK = 1024
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 
@@ -72,34 +74,35 @@ def target_log_probs(
 
 
 def _log_normaliser(hidden, head, softcap):
-  """Log-sum-exp over the vocabulary of the logits [B, T, V]."""
-  vocab_size, dim = head.shape
+  """Log-sum-exp over the vocabulary of the logits, [B, T]."""
+  # Each device of a sharded vocabulary takes blocks of its own rows.
+  shards = sharding.axis_size("tensor")
+  dim = head.shape[-1]
+  head = head.reshape(shards, -1, dim)
 
   def of_block(carry, block):
     highest, total = carry
     logits = soft_cap(
       jnp.einsum(
-        "btd,vd->btv", hidden, block, preferred_element_type=jnp.float32
+        "btd,svd->btsv", hidden, block, preferred_element_type=jnp.float32
       ),
       softcap,
     )
-    new_highest = jnp.maximum(highest, logits.max(-1))
+    new_highest = jnp.maximum(highest, logits.max((2, 3)))
     total = total * jnp.exp(highest - new_highest)
-    total += jnp.exp(logits - new_highest[..., None]).sum(-1)
+    total += jnp.exp(logits - new_highest[..., None, None]).sum((2, 3))
     return new_highest, total
 
-  num_blocks = vocab_size // _VOCAB_BLOCK
+  num_blocks = head.shape[1] // _VOCAB_BLOCK
   split = num_blocks * _VOCAB_BLOCK
-  carry = (
-    jnp.full(hidden.shape[:2], _LOWEST),
-    jnp.zeros(hidden.shape[:2]),
-  )
+  blocks = head[:, :split].reshape(shards, num_blocks, _VOCAB_BLOCK, dim)
+  rows = hidden.shape[:2]
   carry, _ = jax.lax.scan(
     lambda carry, block: (jax.checkpoint(of_block)(carry, block), None),
-    carry,
-    head[:split].reshape(num_blocks, _VOCAB_BLOCK, dim),
+    (jnp.full(rows, _LOWEST), jnp.zeros(rows)),
+    blocks.swapaxes(0, 1),
   )
-  if split < vocab_size:
-    carry = of_block(carry, head[split:])
+  if split < head.shape[1]:
+    carry = of_block(carry, head[:, split:])
   highest, total = carry
   return highest + jnp.log(total)

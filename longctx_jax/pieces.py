@@ -16,7 +16,7 @@ import numpy as np
 
 _METASPACE = "\u2581"
 _REPLACEMENT = "\ufffd".encode()
-_BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
+BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _decode_byte_level(piece):
 
 
 def _decode_metaspace(piece):
-  match = _BYTE_PIECE.fullmatch(piece)
+  match = BYTE_PIECE.fullmatch(piece)
   return bytes([int(match[1], 16)]) if match else piece.encode()
 
 
@@ -130,7 +130,7 @@ def walk(
         return None, i
     place += len(piece)
     ends[i], lengths[i] = place, len(piece)
-  while (after := skip_blank(place)) > place:
+  while lenient and (after := skip_blank(place)) > place:
     place = after
   if place < len(data):
     return None, max(len(pieces) - 1, 0)
@@ -157,14 +157,14 @@ def check(
   count = len(pieces)
   whole = [_is_whole(piece) for piece in pieces]
   cores = [_core(piece.decode("utf-8", "replace")) for piece in pieces]
-  starts, ends = reported[:, 0].copy(), reported[:, 1].copy()
+  starts, ends = reported[:, 0], reported[:, 1]
   empty = (starts == ends) & np.array(cores, bool)
   broken = empty | (starts > ends) | (starts < 0) | (ends > len(text))
   broken[1:] |= starts[1:] < starts[:-1]
   if broken.any():
     return None, ~broken
-  following = [*starts.tolist(), len(text)]
-  confirmed = np.zeros(count, bool)
+  begins, stops = [*starts.tolist(), len(text)], ends.tolist()
+  confirmed = [False] * count
   after = 0
   while after < count:
     i, after = after, after + 1
@@ -173,16 +173,18 @@ def check(
       while after < count and not whole[after]:
         after += 1
       core = _core(b"".join(pieces[i:after]).decode("utf-8", "replace"))
-    begin, end = following[i], int(ends[i:after].max())
-    for stop in sorted({end, max(end, following[after])}):
-      span = text[begin:stop]
-      if core in (_core(span), _core(normalize(span))):
-        confirmed[i:after] = True
-        ends[i:after][ends[i:after] == end] = stop
+    end = max(stops[i:after])
+    wider = begins[i] + len(text[begins[i] : begins[after]].rstrip())
+    for stop in (end, wider) if wider > end else (end,):
+      span = text[begins[i] : stop]
+      if _core(span) == core or _core(normalize(span)) == core:
+        confirmed[i:after] = [True] * (after - i)
+        stops[i:after] = [stop if at == end else at for at in stops[i:after]]
         break
     if not core and not confirmed[i]:
       # A lone prefix borrows the characters of the word that follows it.
-      confirmed[i], ends[i] = True, begin
+      confirmed[i], stops[i] = True, begins[i]
+  confirmed, ends = np.array(confirmed, bool), np.array(stops, np.int64)
   depth = np.zeros(len(text) + 1, np.int64)
   np.add.at(depth, starts, 1)
   np.add.at(depth, ends, -1)

@@ -12,39 +12,40 @@ from jaxtyping import Bool, Float
 
 from longctx_jax.comparison import Row, ppl_text
 
-_WIDTH = 880
+_WIDTH = 920
 _ROW = 28
 _HEAD = 52
 _TRACK_COLUMNS = 800
 _HISTOGRAM_STEP = 0.25
 
 
-def model_plot(rows: Sequence[Row]) -> str:
+def model_plot(
+  rows: Sequence[Row], *, width: int = _WIDTH, values: bool = True
+) -> str:
   """LongPPL and PPL of each model, side by side on log scales.
 
-  A dot and its 95 % interval in each panel, the value at its right; models in
-  the order of `rows`, self-evaluated ones hollow and below a gap.
+  A dot and its 95% interval in each panel, the value at its right where
+  `values`; models in the order of `rows`, self-evaluated ones hollow and below
+  a gap.
   """
   labels = [_shortened(row.name) for row in rows]
   left = min(310, 24 + max(7 * len(label) for label in labels))
   ys = _row_positions(rows)
   height = int(ys[-1]) + _ROW
-  inner = (_WIDTH - left - 2 * 72) / 2
+  margin = 72 if values else 18
+  inner = (width - left) / 2 - margin
   parts = [
-    f'<svg class="figure" viewBox="0 0 {_WIDTH} {height}" role="img" '
+    f'<svg class="figure" viewBox="0 0 {width} {height}" role="img" '
     f'aria-label="LongPPL and PPL of {len(rows)} models">'
   ]
   for row, label, y in zip(rows, labels, ys, strict=True):
     parts.append(
-      f'<path class="guide" d="M{left} {y}H{_WIDTH}"/>'
+      f'<path class="guide" d="M{left} {y}H{width}"/>'
       f'<text x="{left - 14}" y="{y + 4}" class="end">{escape(label)}'
       f"<title>{escape(row.name)}</title></text>"
     )
-  for i, name in enumerate(("longppl", "ppl")):
-    values = [getattr(row, name) for row in rows]
-    intervals = [getattr(row, f"{name}_ci95") for row in rows]
-    x = left + i * (inner + 72)
-    parts += _panel(rows, values, intervals, ys, x, inner, name)
+  parts += _panel(rows, "longppl", ys, left, inner, values)
+  parts += _panel(rows, "ppl", ys, left + inner + margin, inner, values)
   return "".join([*parts, "</svg>"])
 
 
@@ -149,7 +150,9 @@ def lsd_track(
   return svg, float(low), float(high)
 
 
-def _panel(rows, values, intervals, ys, left, width, name):
+def _panel(rows, name, ys, left, width, printed):
+  values = [getattr(row, name) for row in rows]
+  intervals = [getattr(row, f"{name}_ci95") for row in rows]
   present = [v for v in values if v is not None]
   present += [b for i in intervals for b in i or () if b is not None]
   title = {"longppl": "LongPPL", "ppl": "PPL"}[name]
@@ -160,7 +163,7 @@ def _panel(rows, values, intervals, ys, left, width, name):
     return left + np.log(value / low) / np.log(high / low) * width
 
   bottom = ys[-1] + _ROW / 2
-  for tick in _log_ticks(low, high) if present else ():
+  for tick in _log_ticks(low, high, width / 48) if present else ():
     parts.append(
       f'<path class="grid" d="M{x(tick):.1f} {_HEAD - 12}V{bottom}"/>'
       f'<text class="tick mid" x="{x(tick):.1f}" y="{_HEAD - 18}">'
@@ -168,10 +171,10 @@ def _panel(rows, values, intervals, ys, left, width, name):
     )
   for row, value, interval, y in zip(rows, values, intervals, ys, strict=True):
     if value is None:
-      missing = row.notes[0] if row.notes else "no value"
+      reason = row.notes[0] if row.notes and name == "longppl" else "–"
       parts.append(
         f'<text class="tick" x="{left}" y="{y + 4}">'
-        f"{escape(_shortened(missing, 30))}</text>"
+        f"{escape(_shortened(reason, int(width / 6.5)))}</text>"
       )
       continue
     ends = [] if interval is None else [b for b in interval if b is not None]
@@ -183,9 +186,12 @@ def _panel(rows, values, intervals, ys, left, width, name):
     kind = " hollow" if row.self_evaluated else ""
     parts.append(
       f'<circle class="dot {name}{kind}" cx="{x(value):.1f}" cy="{y}" r="5"/>'
-      f'<text class="value" x="{left + width + 10:.1f}" y="{y + 4}">'
-      f"{ppl_text(value)}</text>"
     )
+    if printed:
+      parts.append(
+        f'<text x="{left + width + 10:.1f}" y="{y + 4}">'
+        f"{ppl_text(value)}</text>"
+      )
   return parts
 
 
@@ -206,9 +212,9 @@ def _linear_ticks(low, high, count):
   return np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step
 
 
-def _log_ticks(low, high):
+def _log_ticks(low, high, count):
   if high / low < 8:
-    return _linear_ticks(low, high, 4)
+    return _linear_ticks(low, high, count)
   powers = 10.0 ** np.arange(np.floor(np.log10(low)), np.log10(high) + 1)
   mantissas = (1, 2, 5) if high / low < 1e3 else (1,)
   ticks = np.outer(powers, mantissas).ravel()

@@ -5,15 +5,17 @@ import io
 import re
 from collections.abc import Sequence
 
-_LATEX = {
-  "\\": r"\textbackslash{}",
-  "~": r"\textasciitilde{}",
-  "^": r"\textasciicircum{}",
-  "<": r"\textless{}",
-  ">": r"\textgreater{}",
-  "|": r"\textbar{}",
-  **{char: "\\" + char for char in "&%$#_{}"},
-}
+_LATEX = str.maketrans(
+  {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    **{char: "\\" + char for char in "&%$#_{}"},
+  }
+)
 
 
 def format_table(
@@ -85,11 +87,8 @@ def _csv(header, groups):
 
 
 def _latex(header, groups):
-  def escape(cell):
-    return "".join(_LATEX.get(char, char) for char in cell)
-
   def line(row):
-    return " & ".join(map(escape, row)) + r" \\"
+    return " & ".join(cell.translate(_LATEX) for cell in row) + r" \\"
 
   columns = "l" + "r" * (len(header) - 2) + "l"
   lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(header)]
@@ -97,7 +96,7 @@ def _latex(header, groups):
     lines.append(r"\midrule")
     if title:
       span = rf"\multicolumn{{{len(header)}}}{{l}}"
-      lines.append(rf"{span}{{\emph{{{escape(title)}}}}} \\")
+      lines.append(rf"{span}{{\emph{{{title.translate(_LATEX)}}}}} \\")
     lines += map(line, group)
   return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tokenizers
 from absl import logging
 
 from longctx_jax import pieces
@@ -26,10 +27,10 @@ from longctx_jax import pieces
 _TOKENIZER_FILES = (
   "tokenizer.json",
   "tokenizer.model",
-  "tokenizer_config.json",
   "vocab.json",
   "vocab.txt",
   "spiece.model",
+  "tekken.json",
   "*.tiktoken",
 )
 
@@ -74,7 +75,12 @@ class TextTokenizer:
       added = backend.get_added_tokens_decoder()
     else:
       added = getattr(backend, "added_tokens_decoder", {})
-    self._added = {i: str(token.content) for i, token in added.items()}
+    # Byte tokens stand for their byte even where they were added by name.
+    self._added = {
+      i: token.content
+      for i, token in added.items()
+      if not pieces.BYTE_PIECE.fullmatch(token.content)
+    }
     self._alphabets = [pieces.BYTE_LEVEL, pieces.METASPACE]
     self._known = {alphabet: {} for alphabet in self._alphabets}
     self._warned = False
@@ -97,7 +103,11 @@ class TextTokenizer:
     tokenizer = transformers.AutoTokenizer.from_pretrained(
       str(folder), local_files_only=True, trust_remote_code=False
     )
-    backend = tokenizer.backend_tokenizer if tokenizer.is_fast else tokenizer
+    if not tokenizer.is_fast:
+      return cls(tokenizer, name=str(path))
+    backend = tokenizer.backend_tokenizer
+    if (folder / "tokenizer.json").exists():
+      backend = _as_shipped(folder / "tokenizer.json", backend)
     return cls(backend, name=str(path))
 
   def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
@@ -140,6 +150,8 @@ class TextTokenizer:
       ValueError: for an id outside the vocabulary.
     """
     ids = np.array(ids, np.int32)
+    for i in set(ids.tolist()):
+      self._piece(i)  # Decoding would drop one outside the vocabulary.
     text = self.decode(ids)
     offsets = self._spell(text, ids)
     if offsets is None:
@@ -151,14 +163,10 @@ class TextTokenizer:
         return text, encoding
       offsets, _ = self._walk(text, ids, lenient=False)
     if offsets is None:
-      joined = max(
-        (self._joined(ids, alphabet) for alphabet in self._alphabets),
-        key=lambda spelling: len(os.path.commonprefix([spelling, text])),
-      )
-      at = len(os.path.commonprefix([joined, text]))
+      at, spelling = self._difference(text, ids)
       raise OffsetsUnusable(
-        f"{self.name}: {len(ids)} ids and the text that they decode to differ "
-        f"from character {at}: pieces {joined[at : at + 20]!r}, text "
+        f"{self._who}: {len(ids)} ids and the text that they decode to differ "
+        f"from character {at}: pieces {spelling[at : at + 20]!r}, text "
         f"{text[at : at + 20]!r}. Give the text instead of the ids"
       )
     return text, Encoding(ids, offsets)
@@ -283,14 +291,27 @@ class TextTokenizer:
         return offsets
     return None
 
+  def _difference(self, text, ids):
+    """Where the pieces begin to spell something else, and what."""
+    tries = []
+    for alphabet in self._alphabets:
+      joined = b"".join(self._pieces(ids, alphabet)).decode("utf-8", "replace")
+      joined = joined.replace(alphabet.space, " ")
+      for spelling in (joined, joined.removeprefix(" ")):
+        tries.append((len(os.path.commonprefix([spelling, text])), spelling))
+    return max(tries)
+
   def _check(self, text, ids, reported):
     normalizer = self._backend.normalizer
     normalize = normalizer.normalize_str if normalizer else str
-    tries = [
-      pieces.check(text, self._pieces(ids, alphabet), reported, normalize)
-      for alphabet in self._alphabets
-    ]
-    return max(tries, key=lambda found: (found[0] is not None, found[1].sum()))
+    tries = []
+    for alphabet in self._alphabets:
+      spelt = self._pieces(ids, alphabet)
+      checked, confirmed = pieces.check(text, spelt, reported, normalize)
+      tries.append((checked is not None, confirmed.sum(), checked, confirmed))
+      if checked is not None and confirmed.all():
+        break
+    return max(tries, key=lambda found: found[:2])[2:]
 
   def _walk(self, text, ids, *, lenient):
     tries = [
@@ -318,3 +339,23 @@ class TextTokenizer:
   @property
   def _who(self):
     return f"{self.name} ({type(self._backend).__name__})"
+
+
+def _as_shipped(path, loaded):
+  """The tokenizer of a tokenizer.json, with the specials of `loaded`.
+
+  transformers 5 rebuilds some classes (GPT2Tokenizer, LlamaTokenizer) with a
+  pre-tokenizer of its own, and ids change (its issues 45920 and 48206).
+  """
+  shipped = tokenizers.Tokenizer.from_file(str(path))
+  if str(shipped.pre_tokenizer) != str(loaded.pre_tokenizer):
+    logging.warning(
+      "%s: transformers would split text otherwise (%s) than the file says "
+      "(%s); the file is followed",
+      path,
+      loaded.pre_tokenizer,
+      shipped.pre_tokenizer,
+    )
+  shipped.add_tokens(list(loaded.get_added_tokens_decoder().values()))
+  shipped.post_processor = loaded.post_processor
+  return shipped

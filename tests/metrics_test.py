@@ -361,3 +361,23 @@ def test_arrays_that_break_the_alignment_law_are_refused():
       np.arange(9), np.zeros(8), np.zeros(8), np.zeros(9, bool),
       prefix_len=0, short_len=2, stride=1, alpha=2.0, beta=-2.0,
     )  # fmt: skip
+
+
+def test_key_tokens_of_the_first_window_do_not_count():
+  """Cases C9: a negative alpha would let what is 0 by construction pass."""
+  scores = metrics.document_scores(
+    np.arange(20), np.zeros(19), np.zeros(19), np.ones(19, bool),
+    prefix_len=0, short_len=8, stride=4, alpha=-1.0, beta=-2.0,
+  )  # fmt: skip
+  assert (scores["n_key_tokens"], scores["key_token_ratio"]) == (8, 1.0)
+
+
+def test_near_threshold_is_where_the_decision_could_flip():
+  """Cases D3: each of the pair within 0.01, the other not in the way."""
+  lsd = [2.005, 1.995, 3.0, 3.0, 3.0, 2.02, 0.0, 2.005]
+  long = [-1.0, -1.0, -1.995, -2.005, -1.0, -1.0, -2.0, -3.0]
+  scores = metrics.document_scores(
+    np.arange(9), np.array(long), np.array(long) - lsd, np.zeros(8, bool),
+    prefix_len=0, short_len=1, stride=1, alpha=2.0, beta=-2.0,
+  )  # fmt: skip
+  assert scores["n_near_threshold"] == 4

@@ -139,6 +139,7 @@ def rope_table(
 ) -> tuple[Float[Array, "*B T H/2"], Float[Array, "*B T H/2"]]:
   """cos and sin of position x inverse frequency, float32 [B, T, H / 2]."""
   frequencies = jnp.asarray(inverse_frequencies(config, head_dim))
+  frequencies = frequencies.reshape((1,) * positions.ndim + (-1,))
   angles = positions[..., None].astype(jnp.float32) * frequencies
   scale = config.attention_factor
   return jnp.cos(angles) * scale, jnp.sin(angles) * scale

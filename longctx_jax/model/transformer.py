@@ -15,6 +15,11 @@ from longctx_jax.model.config import ModelConfig
 _init = nnx.initializers.normal(0.02)
 
 
+def _along_last(vector, x):
+  """The vector with as many axes as x: no rank is promoted silently."""
+  return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
+
+
 class RMSNorm(nnx.Module):
   """x / rms(x) * scale, in float32, cast once at the end."""
 
@@ -27,7 +32,8 @@ class RMSNorm(nnx.Module):
     wide = x.astype(jnp.float32)
     mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
     normed = wide * jax.lax.rsqrt(mean_square + self.eps)
-    return (normed * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+    scale = _along_last(self.scale[...].astype(jnp.float32), x)
+    return (normed * scale).astype(x.dtype)
 
 
 class Linear(nnx.Module):
@@ -44,7 +50,7 @@ class Linear(nnx.Module):
   def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
     """Maps the last axis."""
     x = x @ self.kernel[...]
-    return x + self.bias[...] if self.has_bias else x
+    return x + _along_last(self.bias[...], x) if self.has_bias else x
 
 
 class Attention(nnx.Module):
@@ -168,8 +174,14 @@ class Transformer(nnx.Module):
 
     Returns:
       [B, S, D], or [B, stop - start, D] with `score_rows`.
+
+    Raises:
+      ValueError: for packed rows with an attention sink, which is counted from
+        the start of the row and not of the document.
     """
     config = self.config
+    if config.sink_len and segment_ids is not None:
+      raise ValueError(f"sink_len={config.sink_len} with packed documents")
     if positions is None:
       positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
     table = rope.rope_table(config.rope, config.head_dim, positions)

@@ -1,0 +1,107 @@
+"""From scored documents to key tokens, and what identifies them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+
+from longctx_jax import corpus, key_tokens, metrics, scoring, windows
+from longctx_jax.key_tokens import KeyTokens
+from longctx_jax.loading import LoadedModel
+from longctx_jax.protocol import Prepared
+
+
+def identity(model: LoadedModel) -> dict[str, Any]:
+  """What determines a model's log-probs, for manifests and comparisons."""
+  config = model.config
+  return {
+    "evaluator": model.name,
+    "revision": model.revision,
+    "weight_format": model.weight_format,
+    "checksum": model.checksum,
+    "tokenizer_fingerprint": (
+      model.tokenizer.fingerprint if model.tokenizer else ""
+    ),
+    "rope": config.rope.describe(),
+    "attention": config.describe_attention(),
+    "dtype": model.dtype,
+  }
+
+
+def make_manifest(
+  model: LoadedModel,
+  *,
+  short_len: int,
+  stride: int,
+  alpha: float,
+  beta: float,
+  protocol_name: str,
+  max_length: int,
+  over_length: str,
+  detail: str,
+) -> dict[str, Any]:
+  """How key tokens were made; see docs/design.md for what is compared."""
+  return identity(model) | {
+    "protocol": protocol_name,
+    "bos": model.tokenizer.leading_bos if model.tokenizer else None,
+    "short_len": short_len,
+    "stride": stride,
+    "alpha": alpha,
+    "beta": beta,
+    "max_length": max_length,
+    "over_length": over_length,
+    "detail": detail,
+    "versions": {"jax": jax.__version__, "backend": jax.default_backend()},
+  }
+
+
+def key_tokens_of(
+  document: corpus.Document,
+  prepared: Prepared,
+  scores: scoring.Scores | None,
+  manifest: dict[str, Any],
+) -> KeyTokens:
+  """The record of a scored document, or of one that could not be scored."""
+  short_len, stride = manifest["short_len"], manifest["stride"]
+  n_eligible = windows.count_eligible(
+    prepared.n_text, short_len=short_len, stride=stride
+  )
+  reason = prepared.reason or ("" if n_eligible else "too_short")
+  row = functools.partial(
+    key_tokens.make_key_tokens,
+    doc_id=document.doc_id,
+    doc_index=document.doc_index,
+    text_sha256=("" if document.error else corpus.text_sha256(document.text)),
+    n_chars=prepared.n_chars,
+    n_tokens=prepared.n_tokens,
+    n_tokens_full=prepared.n_tokens_full,
+    n_eligible=0 if prepared.reason else n_eligible,
+    alpha=manifest["alpha"],
+    beta=manifest["beta"],
+    manifest=manifest,
+    reason=reason,
+    truncated=prepared.truncated,
+    columns=document.columns,
+  )
+  if scores is None:
+    return row(offsets=None, long_log_probs=None, short_log_probs=None)
+  made = row(
+    offsets=prepared.offsets,
+    long_log_probs=scores.long,
+    short_log_probs=scores.short,
+  )
+  document_scores = metrics.document_scores(
+    prepared.ids,
+    scores.long,
+    scores.short,
+    made.key_mask,
+    prefix_len=prepared.prefix_len,
+    short_len=short_len,
+    stride=stride,
+    alpha=manifest["alpha"],
+    beta=manifest["beta"],
+  )
+  return dataclasses.replace(made, scores=document_scores)

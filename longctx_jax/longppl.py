@@ -1,0 +1,211 @@
+"""LongPPL: find key tokens with an evaluator, evaluate models on them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from absl import logging
+
+from longctx_jax import (
+  corpus,
+  evaluation,
+  finding,
+  protocol,
+  results,
+  scoring,
+  windows,
+)
+from longctx_jax.key_tokens import KeyTokens
+from longctx_jax.loading import LoadedModel
+from longctx_jax.results import LongPplResult
+
+
+def find_key_tokens(
+  text: str | Sequence[str],
+  evaluator: LoadedModel,
+  *,
+  short_len: int,
+  stride: int,
+  alpha: float = 2.0,
+  beta: float = -2.0,
+  protocol_name: str = "paper",
+  max_length: int = 0,
+) -> KeyTokens | list[KeyTokens]:
+  """Finds the key tokens of a text, or of each text of a list.
+
+  A token is key iff log P(token | full context) - log P(token | last K tokens)
+  > alpha and log P(token | full context) > beta (paper, Eq. 5).
+
+  Args:
+    text: one document, or a list of them.
+    evaluator: the model that finds key tokens.
+    short_len: the paper's K (4096), in ids.
+    stride: the paper's d (1024), in ids.
+    alpha: threshold on the difference, nats.
+    beta: threshold on the long log-prob, nats.
+    protocol_name: "paper" or "strict"; see `protocol`.
+    max_length: ids that are read of a document, the rest is cut; 0 is the
+      evaluator's own limit.
+
+  Returns:
+    `KeyTokens`, or a list of them in the order of the texts. A document
+    without key tokens says why in `reason`.
+
+  Raises:
+    ValueError: bad windows or protocol; an evaluator without a tokenizer, or
+      one that needs its BOS under "paper".
+  """
+  protocol.check_protocol(protocol_name, "truncate_end")
+  windows.check_window(short_len=short_len, stride=stride)
+  require_tokenizer(evaluator)
+  texts = [text] if isinstance(text, str) else list(text)
+  max_length = max_length or evaluator.config.max_position
+  manifest = finding.make_manifest(
+    evaluator,
+    short_len=short_len,
+    stride=stride,
+    alpha=alpha,
+    beta=beta,
+    protocol_name=protocol_name,
+    max_length=max_length,
+    over_length="truncate_end",
+    detail="tokens",
+  )
+  scorer = _scorer(evaluator, short_len, stride)
+  if protocol_name == "paper" and any(texts):
+    protocol.check_bos(scorer, max(texts, key=len))
+  documents = [
+    corpus.Document(str(i), i, text, None, {}) for i, text in enumerate(texts)
+  ]
+  prepared = [
+    protocol.prepare(
+      text,
+      evaluator.tokenizer,
+      protocol=protocol_name,
+      is_evaluator=True,
+      max_length=max_length,
+      over_length="truncate_end",
+    )
+    for text in texts
+  ]
+  jobs = [
+    scoring.Job(i, item.ids, item.prefix_len)
+    for i, item in enumerate(prepared)
+    if not item.reason
+  ]
+  scores = {done.job.key: done for done in scorer.score(jobs)}
+  found = [
+    finding.key_tokens_of(document, item, scores.get(i), manifest)
+    for i, (document, item) in enumerate(zip(documents, prepared, strict=True))
+  ]
+  for item, keys in zip(prepared, found, strict=True):
+    if keys.reason == "too_short":
+      message = protocol.explain_too_short(
+        item.n_text, short_len=short_len, stride=stride
+      )
+      logging.warning("%s", message)
+  return found[0] if isinstance(text, str) else found
+
+
+@functools.lru_cache(maxsize=2)
+def _scorer(model, short_len, stride):
+  # Compiled passes outlive a call, so that a loop over texts compiles once.
+  return scoring.make_scorer(model, short_len=short_len, stride=stride)
+
+
+def require_tokenizer(model: LoadedModel) -> None:
+  """Raises ValueError for a model that was loaded without a tokenizer."""
+  if model.tokenizer is None:
+    raise ValueError(
+      f"{model.name} has no tokenizer files, so no text can be scored: copy "
+      "tokenizer.json and tokenizer_config.json into its folder"
+    )
+
+
+def compute_longppl(
+  text: str | Sequence[str],
+  model: LoadedModel,
+  keys: KeyTokens | Sequence[KeyTokens],
+) -> LongPplResult:
+  """Evaluates a model on key tokens (paper, Eq. 6).
+
+  The protocol is that of the key tokens. Where the evaluator's own pass is
+  the one asked for, its log-probs are taken and the model does not run.
+
+  Args:
+    text: the text of `keys`, or a list of texts.
+    model: the model under test.
+    keys: from `find_key_tokens`, one for each text.
+
+  Raises:
+    ValueError: a text that is not the one of its keys, or a model without a
+      tokenizer or, under "paper", one that needs its BOS.
+  """
+  require_tokenizer(model)
+  texts = [text] if isinstance(text, str) else list(text)
+  keys = [keys] if isinstance(keys, KeyTokens) else list(keys)
+  check_texts(texts, keys)
+  manifest = keys[0].manifest
+  scorer = _scorer(model, manifest["short_len"], manifest["stride"])
+  run = evaluation.Evaluation(scorer, manifest)
+  run.check_bos(texts)
+  found = {
+    done.keys.doc_index: done.result
+    for done in run.evaluate(zip(keys, texts, strict=True))
+  }
+  return results.summarise(
+    [found[one.doc_index] for one in keys],
+    protocol_name=manifest["protocol"],
+    self_evaluated=run.self_evaluated,
+  )
+
+
+def check_texts(texts: Sequence[str], keys: Sequence[KeyTokens]) -> None:
+  """Raises ValueError unless each text is the one of its keys."""
+  if len(texts) != len(keys) or not keys:
+    raise ValueError(f"{len(texts)} texts and {len(keys)} key tokens")
+  for text, one in zip(texts, keys, strict=True):
+    if one.text_sha256 != corpus.text_sha256(text):
+      raise ValueError(
+        f"the key tokens of document {one.doc_id!r} were found in another "
+        "text: find them again, or give the text that they belong to"
+      )
+
+
+def longppl_from_log_probs(
+  text: str | Sequence[str],
+  log_probs: Sequence[Any],
+  offsets: Sequence[Any],
+  keys: KeyTokens | Sequence[KeyTokens],
+) -> LongPplResult:
+  """LongPPL from log-probs computed elsewhere: any model, any engine.
+
+  Args:
+    text: one document, or a list.
+    log_probs: log P(target | full context), nats: [T], or a list of such.
+    offsets: characters of the targets in the text: [T, 2], or a list.
+    keys: from `find_key_tokens`, one for each text.
+
+  Raises:
+    ValueError: a text that is not the one of its keys, or arrays that do not
+      fit it; see `evaluation.check_log_probs`.
+  """
+  if isinstance(text, str):
+    text, log_probs, offsets = [text], [log_probs], [offsets]
+  keys = [keys] if isinstance(keys, KeyTokens) else list(keys)
+  check_texts(text, keys)
+  found = []
+  for one, document, probs, places in zip(
+    keys, text, log_probs, offsets, strict=True
+  ):
+    probs, places = evaluation.check_log_probs(
+      one.doc_id, document, probs, places
+    )
+    found.append(evaluation.document_result(one, document, places, probs))
+  return results.summarise(
+    found,
+    protocol_name=keys[0].manifest["protocol"],
+    self_evaluated=False,
+  )
