@@ -171,12 +171,10 @@ def open_corpus(
   """
   if isinstance(sources, str | os.PathLike):
     sources = [sources]
-  fields = _Fields(
-    "" if ids_column else text_column, ids_column, id_column, tuple(columns)
-  )
+  fields = _Fields(text_column, ids_column, id_column, tuple(columns))
   files = []
   for source in sources:
-    files += corpus_files.open_files(str(source), text_column=fields.text)
+    files += corpus_files.open_files(str(source), text_column=text_column)
   if not files:
     raise ValueError("no data given: name at least one file, folder or glob.")
   for file in files:

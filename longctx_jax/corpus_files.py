@@ -1,6 +1,5 @@
 """Files of rows: text, JSON lines and Parquet, read part by part."""
 
-import codecs
 import dataclasses
 import itertools
 import json
@@ -22,6 +21,7 @@ _IN_FOLDERS = (".txt", ".jsonl", ".parquet")
 _PEEKED_LINES = 100
 # Texts of 32k tokens: about 8 MB in memory at a time.
 _BATCH_ROWS = 64
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ def open_files(source: str, *, text_column: str) -> list[RowFile]:
     source: .txt, JSON lines (.jsonl, .json; blank lines don't count), Parquet;
       of a folder its .txt, .jsonl and .parquet files; all of a glob. Folders
       and globs are sorted by name.
-    text_column: the column that a .txt file is taken for; "" for none.
+    text_column: the column that a .txt file is taken for.
 
   Returns:
     At least one file.
@@ -114,8 +114,7 @@ def _text_file(
     del start, stop, columns
     yield {text_column: fs.cat_file(path)}
 
-  columns = (text_column,) if text_column else ()
-  return RowFile(path, columns, 1, rows, is_one_text=True)
+  return RowFile(path, (text_column,), 1, rows, is_one_text=True)
 
 
 def _json_file(fs: fsspec.AbstractFileSystem, path: str) -> RowFile:
@@ -123,7 +122,7 @@ def _json_file(fs: fsspec.AbstractFileSystem, path: str) -> RowFile:
     with fs.open(path, "rb") as file:
       for line in file:
         if line.strip():
-          yield line.removeprefix(codecs.BOM_UTF8)
+          yield line
 
   def rows(start: int, stop: int, columns: tuple[str, ...]) -> Iterator[Row]:
     del columns
@@ -162,8 +161,13 @@ def _parquet_file(fs: fsspec.AbstractFileSystem, path: str) -> RowFile:
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(ends, stop, side="left"))
     base = int(ends[first - 1]) if first else 0
-    with fs.open(path, "rb") as file, pq.ParquetFile(file) as parquet:
-      # Threads that call into a Python file can abort the interpreter's exit.
+    # By default all of a row group is read ahead, by threads; and threads that
+    # call into a Python file can abort the interpreter's exit.
+    options = {"pre_buffer": False, "buffer_size": _BUFFER_BYTES}
+    with (
+      fs.open(path, "rb") as file,
+      pq.ParquetFile(file, **options) as parquet,
+    ):
       batches = parquet.iter_batches(
         _BATCH_ROWS,
         row_groups=range(first, last + 1),

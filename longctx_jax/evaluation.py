@@ -14,7 +14,7 @@ from longctx_jax.protocol import Prepared
 from longctx_jax.results import DocumentResult
 
 # Documents that no model can be evaluated on.
-_UNREADABLE = (
+UNREADABLE = (
   "empty",
   "nothing_to_score",
   "too_long",
@@ -133,6 +133,13 @@ class Evaluated:
   prepared: Prepared | None = None
   log_probs: np.ndarray | None = None
 
+  @property
+  def key_mask(self) -> np.ndarray:
+    """The model's key tokens, bool [T]."""
+    return spans.project(
+      self.keys.spans, self.prepared.offsets, policy="contained"
+    )
+
 
 class Evaluation:
   """One model on the key tokens of one manifest.
@@ -200,7 +207,7 @@ class Evaluation:
 
   def _read(self, keys, text):
     """What the model reads, and the evaluator's log-probs if they are its."""
-    if keys.reason in _UNREADABLE:
+    if keys.reason in UNREADABLE:
       return protocol.unscorable(keys.reason), None
     prepared = self._prepare(text, is_evaluator=False)
     if not self._same_pass or keys.manifest["detail"] != "tokens":

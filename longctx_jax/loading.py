@@ -21,7 +21,7 @@ from longctx_jax.tokenizer import TextTokenizer
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class LoadedModel:
   """A model ready to score.
 
@@ -108,14 +108,11 @@ def load_model(
     dtype = jnp.float32 if cpu else jnp.bfloat16
   if mesh is None:
     mesh = sharding.make_mesh({"fsdp": -1})
-  if folder.suffix == ".gguf":
-    source = gguf.GgufSource(folder)
-    tokenizer = TextTokenizer(gguf.load_gguf_tokenizer(source), name=name)
-  else:
-    source = hf.SafetensorsSource(folder)
-    tokenizer = None
-    if any(folder.glob("tokenizer*")) or any(folder.glob("vocab*")):
-      tokenizer = TextTokenizer.from_folder(folder)
+  is_gguf = folder.suffix == ".gguf"
+  source = gguf.GgufSource(folder) if is_gguf else hf.SafetensorsSource(folder)
+  tokenizer = None
+  if is_gguf or any(folder.glob("tokenizer*")) or any(folder.glob("vocab*")):
+    tokenizer = load_tokenizer(name)
   config = config_lib.from_hf(source.config, source=name)
   if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
     raise ValueError(
@@ -134,6 +131,21 @@ def load_model(
     revision=revision,
     weight_format=source.weight_format,
   )
+
+
+def load_tokenizer(path: str | pathlib.Path) -> TextTokenizer:
+  """Loads the tokenizer of a folder, a .gguf file or a hub id.
+
+  Raises:
+    FileNotFoundError: where there is none.
+    ValueError: for a GGUF vocabulary that cannot be read faithfully.
+  """
+  name = str(path)
+  folder, _ = resolve(name)
+  if folder.suffix == ".gguf":
+    source = gguf.GgufSource(folder)
+    return TextTokenizer(gguf.load_gguf_tokenizer(source), name=name)
+  return TextTokenizer.from_folder(folder)
 
 
 def resolve(name: str) -> tuple[pathlib.Path, str]:

@@ -65,6 +65,11 @@ class DocumentResult:
     return sum(self.region_nll_sums)
 
   @property
+  def key_coverage(self) -> float | None:
+    """Share of the key characters that the key tokens cover."""
+    return self.covered_chars / self.key_chars if self.key_chars else None
+
+  @property
   def longppl(self) -> float | None:
     """exp(mean key NLL), or None without key tokens."""
     return metrics.perplexity(self.key_nll_sum, self.n_key_tokens)
@@ -171,6 +176,56 @@ def summarise(
     self_evaluated=self_evaluated,
     documents=tuple(documents),
   )
+
+
+def pooled_fields(
+  result: LongPplResult, scores: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+  """The fields of a result file: JSON-ready, sums beside every quotient.
+
+  Args:
+    result: pooled.
+    scores: document scores of the key-token store, where it has any.
+  """
+  documents = result.documents
+  nll_sum = sum(document.nll_sum for document in documents)
+  key_nll_sum = sum(document.key_nll_sum for document in documents)
+  n_bytes = sum(document.n_bytes for document in documents)
+  key_bytes = sum(document.key_bytes for document in documents)
+  near = [one["n_near_threshold"] for one in scores if one]
+  null_reasons: dict[str, int] = {}
+  for document in documents:
+    if document.reason:
+      null_reasons[document.reason] = null_reasons.get(document.reason, 0) + 1
+  return {
+    "longppl": result.longppl,
+    "longppl_ci95": result.ci95,
+    "longppl_ci95_reason": result.ci95_reason,
+    "ppl": result.ppl,
+    "protocol": result.protocol,
+    "self_evaluated": result.self_evaluated,
+    "nll_sum_nats": nll_sum,
+    "key_nll_sum_nats": key_nll_sum,
+    "n_tokens": result.n_tokens,
+    "n_bytes": n_bytes,
+    "bits_per_byte": metrics.bits_per_byte(nll_sum, n_bytes),
+    "key_bits_per_byte": metrics.bits_per_byte(key_nll_sum, key_bytes),
+    "n_key_tokens": result.n_key_tokens,
+    "n_key_regions": result.n_key_regions,
+    "n_eligible": sum(document.n_eligible for document in documents),
+    "n_documents": len(documents),
+    "n_documents_eligible": sum(d.n_eligible > 0 for d in documents),
+    "null_reasons": null_reasons,
+    "key_coverage": result.key_coverage,
+    # Thresholds other than the stored ones leave the count unknown.
+    "n_near_threshold": None if None in near or not near else sum(near),
+    "n_unscorable_key": sum(d.n_unscorable_key for d in documents),
+    "n_truncated": sum(document.truncated for document in documents),
+    "top5_documents_share": metrics.top_documents_share(
+      np.array([document.n_key_tokens for document in documents], int)
+    ),
+    "warnings": warnings_of(result, scores),
+  }
 
 
 def warnings_of(

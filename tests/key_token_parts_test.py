@@ -74,13 +74,24 @@ def test_arrays_are_encoded_as_designed():
 
 def test_row_groups_stay_far_below_32_mb():
   """A document is read back with its group, so groups hold few of them."""
-  rows = [realistic(i, 32_768) for i in range(10)] + [realistic(10, 600_000)]
+  rows = [realistic(i, 32_768) for i in range(1, 11)]
+  rows = [realistic(0, 500_000), *rows, realistic(11, 600_000)]
   metadata = pq.ParquetFile(io.BytesIO(written(rows))).metadata
   groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-  assert sum(group.num_rows for group in groups) == 11
-  assert groups[-1].num_rows == 1
-  assert all(group.total_byte_size < 4 << 20 for group in groups[:-1])
-  assert groups[-1].total_byte_size < 32e6
+  assert [group.num_rows for group in groups] == [1, 7, 3, 1]
+  assert all(group.total_byte_size < 4 << 20 for group in groups[1:-1])
+
+
+def test_scores_have_one_type_in_every_part():
+  """Also where a part holds no number, so that parts read as one table."""
+  schemas = [
+    pq.read_schema(io.BytesIO(written([realistic(0, 2, scores=scores)])))
+    for scores in (
+      {"n_mirror": None, "key_token_ratio": None},
+      {"n_mirror": 2, "key_token_ratio": 0.5},
+    )
+  ]
+  assert schemas[0].equals(schemas[1])
 
 
 def test_unscored_targets_are_null(tmp_path):

@@ -115,6 +115,7 @@ def test_folder_without_slices_is_refused(tmp_path, corpus_of):
 
 def test_span_behind_its_text_is_named_with_likely_causes(folder, corpus_of):
   """Cases J6: the slices of another text."""
+  (folder / "slice_0.txt").write_text("[4, 9]")
   with pytest.raises(ValueError) as refusal:
     slices_lib.read_slice_store(folder, corpus_of(["text", *TEXTS[1:]]))
   message = str(refusal.value)

@@ -99,13 +99,18 @@ def document(index, text=None):
 
 
 def test_store_gives_back_what_was_written(tmp_path):
-  records = [record(i) for i in range(5)] + [unscored(5), record(6, n=0)]
+  records = [record(i) for i in range(5)] + [unscored(5), record(10, n=0)]
   write(tmp_path, records[3:], records[:3])
   assert_same_store(tmp_path, records)
   store = store_lib.read_store(tmp_path)
   assert store.manifest == {**MANIFEST, "format_version": 1}
-  assert list(store.hashes) == [f"d{i}" for i in range(7)]
+  assert list(store.hashes) == [row.doc_id for row in records]
   assert_same(store.get("d4"), records[4])
+  parts = [pq.read_table(path) for path in sorted(tmp_path.glob("*.parquet"))]
+  assert [part["doc_index"].to_pylist() for part in parts] == [
+    [3, 4, 5, 10],
+    [0, 1, 2],
+  ]
   with pytest.raises(ValueError, match="no document 'd9'"):
     store.get("d9")
 
@@ -258,6 +263,24 @@ def test_kill_within_a_write_leaves_whole_parts(tmp_path):
   write(tmp_path, [record(2)])
   assert not list(tmp_path.glob("*.tmp"))
   assert_same_store(tmp_path, [record(0), record(1), record(2)])
+
+
+def test_part_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+  writer, calls = write(tmp_path), []
+
+  def log_calls(name):
+    original = getattr(os, name)
+
+    def logged(*args):
+      calls.append(name)
+      original(*args)
+
+    monkeypatch.setattr(os, name, logged)
+
+  log_calls("fsync")
+  log_calls("replace")
+  writer.write([record(0)])
+  assert calls == ["fsync", "replace", "fsync"]
 
 
 def test_failed_write_leaves_the_store_as_it_was(tmp_path, monkeypatch):

@@ -58,8 +58,9 @@ def test_criterion_is_strict():
 
 def test_criterion_is_taken_in_float32():
   """1 - 2^-30 apart from alpha is no difference that float32 can hold."""
-  keys = make([-0.5], [np.float64(-2.5) - 2.0**-30])
-  assert keys.key_mask.tolist() == [False]
+  for long, short in ((-0.5, -2.5 - 2.0**-30), (-0.5 + 2.0**-30, -2.5)):
+    assert long - short > 2
+    assert make([long], [short]).key_mask.tolist() == [False]
   assert make([-0.5], [-2.5], alpha=2 - 2.0**-30).key_mask.tolist() == [False]
 
 

@@ -1,0 +1,269 @@
+"""Evaluates models on a key-token store; one failed model does not stop it."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import logging
+from ml_collections import ConfigDict
+
+from longctx_jax import (
+  evaluation,
+  finding,
+  key_token_slices,
+  key_token_store,
+  result_files,
+  results,
+  score,
+)
+from longctx_jax.corpus import Corpus
+from longctx_jax.foreign_log_probs import (
+  ForeignLogProbs,
+  evaluate_log_probs,
+)
+from longctx_jax.key_token_store import KeyTokenStore
+from longctx_jax.loading import LoadedModel
+from longctx_jax.progress import Progress
+from longctx_jax.results import LongPplResult
+
+_SLICES = "slices:"
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """A model under test: its name in the results and how to load it."""
+
+  name: str
+  load: Callable[[], LoadedModel]
+
+
+def open_keys(config: ConfigDict, corpus: Corpus) -> KeyTokenStore:
+  """The key tokens that the config names, under its thresholds.
+
+  `config.keys` is a workdir that was scored, its key_tokens folder, or
+  "slices:FOLDER" for the reference's slice files.
+
+  Raises:
+    ValueError: thresholds that the store cannot be read with, or another
+      evaluator, K or d than the config names.
+    FileNotFoundError: no store there.
+  """
+  if config.keys.startswith(_SLICES):
+    folder = config.keys.removeprefix(_SLICES)
+    store = key_token_slices.read_slice_store(folder, corpus)
+  else:
+    folder = pathlib.Path(config.keys)
+    nested = folder / "key_tokens"
+    store = key_token_store.read_store(nested if nested.is_dir() else folder)
+  return store.with_thresholds(config.longppl.alpha, config.longppl.beta)
+
+
+def evaluate(
+  config: ConfigDict,
+  *,
+  workdir: str | pathlib.Path,
+  overwrite: bool = False,
+  foreign: Sequence[ForeignLogProbs] = (),
+) -> list[dict[str, Any]]:
+  """Evaluates the config's models; scores first where there are no keys.
+
+  Args:
+    config: as configs/longppl.py.
+    workdir: gets results/ and documents/, and key_tokens/ if scored here.
+    overwrite: evaluate anew what other settings were used for.
+    foreign: log-probs computed elsewhere, evaluated beside the models.
+
+  Returns:
+    The result of each model, as written to results/.
+
+  Raises:
+    ValueError: settings that no run can have, or documents that are not those
+      of the key tokens; before any model is loaded.
+  """
+  score.check_config(config)
+  candidates = [
+    Candidate(name, lambda path=path: score.load_model(config, path))
+    for name, path in zip(
+      model_names(config.models), config.models, strict=True
+    )
+  ]
+  if not candidates and not foreign:
+    raise ValueError("no model is named: give at least one --model")
+  if config.keys:
+    corpus = score.open_corpus(config)
+    store = open_keys(config, corpus)
+  else:
+    store = score.score_corpus(config, workdir=workdir, overwrite=overwrite)
+    corpus = score.open_corpus(config)
+  found = evaluate_candidates(
+    config,
+    candidates,
+    store,
+    corpus,
+    workdir=workdir,
+    overwrite=overwrite,
+  )
+  for one in foreign:
+    found.append(
+      _guarded(
+        one.name,
+        lambda one=one: _evaluate_foreign(one, store, corpus, workdir),
+        store,
+        workdir,
+      )
+    )
+  return found
+
+
+def model_names(paths: Sequence[str]) -> list[str]:
+  """Names of results: the hub id with "--" for "/", or the last path part.
+
+  Raises:
+    ValueError: two models of one name.
+  """
+  names = []
+  for path in paths:
+    is_hub_id = not pathlib.Path(path).exists() and path.count("/") == 1
+    name = path.replace("/", "--") if is_hub_id else pathlib.Path(path).name
+    if name in names:
+      raise ValueError(
+        f"two models are called {name!r}: evaluate them into two workdirs"
+      )
+    names.append(name)
+  return names
+
+
+def evaluate_candidates(
+  config: ConfigDict,
+  candidates: Sequence[Candidate],
+  store: KeyTokenStore,
+  corpus: Corpus,
+  *,
+  workdir: str | pathlib.Path,
+  overwrite: bool = False,
+) -> list[dict[str, Any]]:
+  """Evaluates models one after the other; see `evaluate`."""
+  # Raises before any model is loaded.
+  key_token_store.match_documents(store, corpus)
+  return [
+    _guarded(
+      candidate.name,
+      lambda candidate=candidate: _evaluate_model(
+        config, candidate, store, corpus, workdir, overwrite
+      ),
+      store,
+      workdir,
+    )
+    for candidate in candidates
+  ]
+
+
+def _guarded(name, run, store, workdir):
+  """Runs one model; its failure becomes a row, and the others go on."""
+  try:
+    result = run()
+  except Exception as error:  # noqa: BLE001  whatever a model does, go on
+    logging.error("%s failed: %s", name, error)
+    logging.debug("%s", traceback.format_exc())
+    result = {
+      "name": name,
+      "reason": f"failed: {type(error).__name__}: {error}",
+      "keys": store.manifest,
+      "longppl": None,
+      "ppl": None,
+    }
+  result_files.write_result(workdir, result)
+  return result
+
+
+def _evaluate_model(config, candidate, store, corpus, workdir, overwrite):
+  model = candidate.load()
+  scorer = score.make_scorer(config, model)
+  run = evaluation.Evaluation(
+    scorer,
+    store.manifest,
+    max_length=score.max_length_of(config, model),
+    over_length=config.data.over_length,
+  )
+  identity = finding.identity(model)
+  settings = {
+    "model": identity,
+    "keys": store.manifest,
+    "max_length": config.data.max_length,
+    "over_length": config.data.over_length,
+    "per_token": config.eval.per_token,
+  }
+  ledger = result_files.open_ledger(
+    workdir, candidate.name, settings, overwrite=overwrite
+  )
+  progress = Progress(candidate.name, corpus.count, scorer.usage)
+  progress.advance(len(ledger.done))
+  scores = []
+  checked = False
+
+  def pairs():
+    nonlocal checked
+    for keys, document in key_token_store.match_documents(store, corpus):
+      scores.append(keys.scores)
+      if keys.doc_id in ledger.done:
+        continue
+      text = document.text or ""
+      if not checked and text:
+        run.check_bos([text])
+        checked = True
+      yield keys, text
+
+  for done in run.evaluate(pairs()):
+    if config.eval.per_token and done.log_probs is not None:
+      result_files.write_tokens(workdir, candidate.name, done)
+    ledger.append(done.result)
+    progress.advance()
+  progress.finish()
+  pooled = results.summarise(
+    sorted(ledger.done.values(), key=lambda document: document.doc_index),
+    protocol_name=run.protocol,
+    self_evaluated=run.self_evaluated,
+  )
+  result = result_fields(candidate.name, pooled, scores, store.manifest) | {
+    "model": identity,
+    "attention": identity["attention"],
+    "n_reused": run.reused,
+    "seconds": progress.seconds,
+    "tokens_per_second": progress.tokens_per_second,
+    "padding_share": scorer.usage.padding_share,
+  }
+  table = identity["rope"]
+  result["rope_tables"] = {"long": table, "short": table}
+  ledger.close()
+  result_files.write_documents(workdir, candidate.name, pooled)
+  return result
+
+
+def _evaluate_foreign(foreign, store, corpus, workdir):
+  pooled, scores = evaluate_log_probs(foreign, store, corpus)
+  result_files.write_documents(workdir, foreign.name, pooled)
+  return result_fields(foreign.name, pooled, scores, store.manifest) | {
+    "model": {"log_probs": foreign.path}
+  }
+
+
+def result_fields(
+  name: str,
+  pooled: LongPplResult,
+  scores: Sequence[dict[str, Any]],
+  manifest: dict[str, Any],
+) -> dict[str, Any]:
+  """The fields of results/<model>.json that do not depend on the engine."""
+  fields = results.pooled_fields(pooled, scores)
+  return {
+    "name": name,
+    "reason": pooled.reason,
+    **fields,
+    "alpha": manifest["alpha"],
+    "beta": manifest["beta"],
+    "keys": manifest,
+  }

@@ -1,0 +1,86 @@
+"""Progress of long work: documents, speed, time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from absl import logging
+
+from longctx_jax.scoring import Usage
+
+_EVERY_SECONDS = 10.0
+
+
+class Progress:
+  """Logs a line every ten seconds; compilation counts in no speed.
+
+  Attributes:
+    done: documents that are finished.
+  """
+
+  def __init__(
+    self,
+    verb: str,
+    total: int,
+    usage: Usage,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self.done = 0
+    self._verb = verb
+    self._total = total
+    self._usage = usage
+    self._clock = clock
+    self._start = self._last = clock()
+    self._start_tokens = usage.tokens
+    self._start_compile = usage.compile_seconds
+
+  @property
+  def seconds(self) -> float:
+    """Since the start, compilation excluded."""
+    compiled = self._usage.compile_seconds - self._start_compile
+    return max(self._clock() - self._start - compiled, 1e-9)
+
+  @property
+  def tokens_per_second(self) -> float:
+    """Targets of the long pass per second."""
+    return (self._usage.tokens - self._start_tokens) / self.seconds
+
+  def advance(self, documents: int = 1) -> None:
+    """Counts finished documents; logs if it is time."""
+    self.done += documents
+    now = self._clock()
+    if now - self._last >= _EVERY_SECONDS and self.done < self._total:
+      self._last = now
+      logging.info("%s", self)
+
+  def __str__(self) -> str:
+    left = (self._total - self.done) * self.seconds / max(self.done, 1)
+    return (
+      f"{self._verb}: {self.done:,} of {self._total:,} documents | "
+      f"{self.tokens_per_second:,.0f} tokens/s | {_clock_text(left)} left | "
+      f"padding {self._usage.padding_share:.0%}"
+    )
+
+  def finish(self) -> None:
+    """Logs the totals."""
+    logging.info(
+      "%s: %s documents in %s (+ %.1f s for %d compilations) | %s tokens/s | "
+      "padding %.0f%%",
+      self._verb,
+      f"{self.done:,}",
+      _clock_text(self.seconds),
+      self._usage.compile_seconds - self._start_compile,
+      self._usage.compilations,
+      f"{self.tokens_per_second:,.0f}",
+      100 * self._usage.padding_share,
+    )
+
+
+def _clock_text(seconds):
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return (
+    f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+  )

@@ -1,0 +1,172 @@
+"""What an evaluation writes: results, documents, tokens, and its ledger."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from longctx_jax.evaluation import Evaluated
+from longctx_jax.results import DocumentResult, LongPplResult
+
+
+def write_result(workdir: str | pathlib.Path, result: dict[str, Any]) -> None:
+  """Writes `workdir`/results/<name>.json; all numbers are finite or null."""
+  path = _folder(workdir, "results") / f"{result['name']}.json"
+  text = json.dumps(result, indent=2, allow_nan=False)
+  _replace(path, lambda temporary: temporary.write_text(text + "\n"))
+
+
+def write_documents(
+  workdir: str | pathlib.Path, name: str, pooled: LongPplResult
+) -> None:
+  """Writes `workdir`/documents/<name>.parquet, a row per document."""
+  rows = [
+    dataclasses.asdict(document)
+    | {
+      "n_key_tokens": document.n_key_tokens,
+      "n_key_regions": len(document.region_counts),
+      "key_nll_sum": document.key_nll_sum,
+      "key_coverage": document.key_coverage,
+      "longppl": document.longppl,
+      "ppl": document.ppl,
+    }
+    for document in pooled.documents
+  ]
+  for row in rows:
+    row["region_nll_sums"] = list(row["region_nll_sums"])
+    row["region_counts"] = list(row["region_counts"])
+  path = _folder(workdir, "documents") / f"{name}.parquet"
+  _replace(
+    path,
+    lambda temporary: pq.write_table(pa.Table.from_pylist(rows), temporary),
+  )
+
+
+def write_tokens(
+  workdir: str | pathlib.Path, name: str, done: Evaluated
+) -> None:
+  """Writes `workdir`/tokens/<name>/<doc_index>.parquet, a row per target.
+
+  `nll_short` is the evaluator's, where it read the same tokens; else null.
+  """
+  keys, prepared = done.keys, done.prepared
+  count = len(done.log_probs)
+  short = np.full(count, np.nan)
+  if keys.offsets is not None and np.array_equal(
+    keys.offsets, prepared.offsets
+  ):
+    short = -keys.short_log_probs.astype(np.float64)
+  table = pa.table(
+    {
+      "doc_id": [keys.doc_id] * count,
+      "position": np.arange(count),
+      "token_start": prepared.offsets[:, 0],
+      "token_end": prepared.offsets[:, 1],
+      "nll_long": -np.asarray(done.log_probs, np.float64),
+      "nll_short": pa.array(short, from_pandas=True),
+      "key": done.key_mask,
+    }
+  )
+  path = _folder(workdir, "tokens", name) / f"{keys.doc_index:08d}.parquet"
+  _replace(path, lambda temporary: pq.write_table(table, temporary))
+
+
+class Ledger:
+  """Documents of one model that are done: a line each, appended at once.
+
+  A run that was killed goes on after the last whole line.
+
+  Attributes:
+    done: doc_id -> result.
+  """
+
+  def __init__(self, path: pathlib.Path, settings: dict[str, Any]):
+    self.done: dict[str, DocumentResult] = {}
+    self._path = path
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if line.endswith("\n")]
+    if whole:
+      _require_same(json.loads(whole[0]), settings, path)
+      for line in whole[1:]:
+        fields = json.loads(line)
+        fields["region_nll_sums"] = tuple(fields["region_nll_sums"])
+        fields["region_counts"] = tuple(fields["region_counts"])
+        result = DocumentResult(**fields)
+        self.done[result.doc_id] = result
+    else:
+      whole = [json.dumps(settings) + "\n"]
+    path.write_text("".join(whole))
+    self._file = path.open("a")
+
+  def append(self, result: DocumentResult) -> None:
+    """Adds a document; when it returns, the line survives a kill."""
+    self._file.write(json.dumps(dataclasses.asdict(result)) + "\n")
+    self._file.flush()
+    os.fsync(self._file.fileno())
+    self.done[result.doc_id] = result
+
+  def close(self) -> None:
+    """Closes the file; it stays, so that the same command does nothing more."""
+    self._file.close()
+
+
+def open_ledger(
+  workdir: str | pathlib.Path,
+  name: str,
+  settings: dict[str, Any],
+  *,
+  overwrite: bool,
+) -> Ledger:
+  """Opens `workdir`/documents/<name>.jsonl, or goes on with it.
+
+  Raises:
+    ValueError: it was made with other settings; each field that differs is
+      named. `overwrite` starts anew.
+  """
+  path = _folder(workdir, "documents") / f"{name}.jsonl"
+  if overwrite:
+    path.unlink(missing_ok=True)
+  return Ledger(path, json.loads(json.dumps(settings, allow_nan=False)))
+
+
+def _require_same(stored, settings, path):
+  def flat(fields, prefix=""):
+    out = {}
+    for name, value in fields.items():
+      if isinstance(value, dict):
+        out |= flat(value, f"{prefix}{name}.")
+      else:
+        out[prefix + name] = value
+    return out
+
+  stored, settings = flat(stored), flat(settings)
+  different = [
+    f"{name} was {stored.get(name)!r} and is {settings.get(name)!r}"
+    for name in sorted({*stored, *settings})
+    if ".versions." not in name and stored.get(name) != settings.get(name)
+  ]
+  if different:
+    raise ValueError(
+      f"{path} holds results made with other settings: "
+      f"{'; '.join(different)}. Take another --workdir, or --overwrite"
+    )
+
+
+def _folder(workdir, *parts):
+  folder = pathlib.Path(workdir).joinpath(*parts)
+  folder.mkdir(parents=True, exist_ok=True)
+  return folder
+
+
+def _replace(path, write):
+  """A file under its name is whole: it is written beside and renamed."""
+  temporary = path.with_name(path.name + ".tmp")
+  write(temporary)
+  os.replace(temporary, path)

@@ -1,0 +1,259 @@
+"""Scores a corpus with an evaluator into a key-token store."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Iterator
+
+from absl import logging
+from ml_collections import ConfigDict
+
+from longctx_jax import corpus as corpus_lib
+from longctx_jax import (
+  finding,
+  key_token_store,
+  loading,
+  longppl,
+  protocol,
+  scoring,
+  sharding,
+  windows,
+)
+from longctx_jax.corpus import Corpus, Document
+from longctx_jax.key_tokens import KeyTokens
+from longctx_jax.loading import LoadedModel
+from longctx_jax.progress import Progress
+
+# Characters per token of English text: for the estimate of the store's size.
+_CHARS_PER_TOKEN = 4
+_SAMPLED_DOCUMENTS = 16
+
+
+def check_config(config: ConfigDict) -> None:
+  """Raises ValueError for settings that no run can have; touches no device."""
+  protocol.check_protocol(config.longppl.protocol, config.data.over_length)
+  windows.check_window(
+    short_len=config.longppl.short_len, stride=config.longppl.stride
+  )
+  if config.scoring.detail not in key_token_store.DETAILS:
+    raise ValueError(
+      f"detail={config.scoring.detail!r} is not one of "
+      f"{', '.join(key_token_store.DETAILS)}"
+    )
+
+
+def open_corpus(config: ConfigDict) -> Corpus:
+  """The documents that the config names, ids decoded to text."""
+  data = config.data
+  corpus = corpus_lib.open_corpus(
+    list(data.sources),
+    text_column=data.text_column,
+    ids_column=data.ids_column,
+    id_column=data.id_column,
+    columns=tuple(data.columns),
+    row_range=tuple(data.row_range),
+  )
+  if data.ids_column:
+    owner = data.ids_tokenizer or config.evaluator
+    if not owner:
+      raise ValueError(
+        f"ids_column={data.ids_column!r} needs the tokenizer that the ids came "
+        "from: set ids_tokenizer to its folder or hub id"
+      )
+    tokenizer = loading.load_tokenizer(owner)
+    corpus = corpus.decoded(lambda ids: tokenizer.align(ids)[0])
+  return corpus
+
+
+def load_model(config: ConfigDict, path: str) -> LoadedModel:
+  """Loads onto the mesh and in the dtype that the config names."""
+  model = loading.load_model(
+    path,
+    mesh=sharding.make_mesh(dict(config.mesh)),
+    dtype=config.scoring.dtype or None,
+  )
+  longppl.require_tokenizer(model)
+  return model
+
+
+def make_scorer(config: ConfigDict, model: LoadedModel) -> scoring.Scorer:
+  """The compiled passes with the config's windows and batch sizes."""
+  return scoring.make_scorer(
+    model,
+    short_len=config.longppl.short_len,
+    stride=config.longppl.stride,
+    window_batch=config.scoring.window_batch,
+    chunk=config.scoring.chunk,
+    backend=config.scoring.backend,
+  )
+
+
+def max_length_of(config: ConfigDict, model: LoadedModel) -> int:
+  """Ids that a model reads of a document; warns past the trained context."""
+  limit = model.config.max_position
+  if config.data.max_length > limit:
+    logging.warning(
+      "max_length=%d is more than the %d positions that %s was made for",
+      config.data.max_length,
+      limit,
+      model.name,
+    )
+  return config.data.max_length or limit
+
+
+def score_corpus(
+  config: ConfigDict,
+  *,
+  workdir: str | pathlib.Path,
+  overwrite: bool = False,
+  evaluator: LoadedModel | None = None,
+) -> key_token_store.KeyTokenStore:
+  """Scores the corpus into `workdir`/key_tokens; goes on where a run ended.
+
+  Args:
+    config: as configs/longppl.py.
+    workdir: holds everything that the run writes.
+    overwrite: start anew over a store with other settings.
+    evaluator: already loaded; default: loads `config.evaluator`.
+
+  Returns:
+    The finished store.
+
+  Raises:
+    ValueError: bad settings, or a store that was made with others; before any
+      document is scored.
+  """
+  check_config(config)
+  corpus = open_corpus(config)
+  if not config.evaluator and evaluator is None:
+    raise ValueError("no evaluator is named: give the model to score with")
+  model = evaluator or load_model(config, config.evaluator)
+  manifest = finding.make_manifest(
+    model,
+    short_len=config.longppl.short_len,
+    stride=config.longppl.stride,
+    alpha=config.longppl.alpha,
+    beta=config.longppl.beta,
+    protocol_name=config.longppl.protocol,
+    max_length=max_length_of(config, model),
+    over_length=config.data.over_length,
+    detail=config.scoring.detail,
+  )
+  folder = pathlib.Path(workdir) / "key_tokens"
+  writer = key_token_store.open_writer(folder, manifest, overwrite=overwrite)
+  _log_size(corpus, manifest)
+  scorer = make_scorer(config, model)
+  progress = Progress("score", corpus.count, scorer.usage)
+  pending: list[KeyTokens] = []
+  last_write = time.monotonic()
+  for row in _score(corpus, writer, scorer, manifest, progress):
+    pending.append(row)
+    progress.advance()
+    # A part holds what came in half a minute: a kill loses no more.
+    if time.monotonic() - last_write >= config.scoring.flush_seconds:
+      writer.write(pending)
+      pending, last_write = [], time.monotonic()
+  writer.write(pending)
+  progress.finish()
+  store = key_token_store.read_store(folder)
+  _log_outcome(store)
+  return store
+
+
+def _score(
+  corpus: Corpus,
+  writer: key_token_store.StoreWriter,
+  scorer: scoring.Scorer,
+  manifest: dict,
+  progress: Progress,
+) -> Iterator[KeyTokens]:
+  """Rows of the documents that the store lacks, as they are finished."""
+  waiting: dict[int, tuple[Document, protocol.Prepared]] = {}
+  unscored: list[KeyTokens] = []
+  checked = manifest["protocol"] != "paper"
+
+  def jobs():
+    nonlocal checked
+    for document in corpus:
+      digest = key_token_store.document_sha256(document)
+      if writer.is_done(document.doc_id, digest):
+        progress.advance()
+        continue
+      prepared = _prepare(document, scorer.model, manifest)
+      if prepared.reason:
+        unscored.append(
+          finding.key_tokens_of(document, prepared, None, manifest)
+        )
+        continue
+      if not checked:
+        protocol.check_bos(scorer, document.text)
+        checked = True
+      waiting[document.doc_index] = document, prepared
+      yield scoring.Job(document.doc_index, prepared.ids, prepared.prefix_len)
+
+  for scores in scorer.score(jobs()):
+    document, prepared = waiting.pop(scores.job.key)
+    yield finding.key_tokens_of(document, prepared, scores, manifest)
+    yield from unscored
+    unscored.clear()
+  yield from unscored
+
+
+def _prepare(document, model, manifest):
+  if document.error:
+    logging.warning("document %r: %s", document.doc_id, document.error)
+    return protocol.unscorable("failed")
+  return protocol.prepare(
+    document.text,
+    model.tokenizer,
+    protocol=manifest["protocol"],
+    is_evaluator=True,
+    max_length=manifest["max_length"],
+    over_length=manifest["over_length"],
+  )
+
+
+def _log_size(corpus, manifest):
+  """Projects the store's size from the first documents' lengths."""
+  sample = [
+    len(document.text or "")
+    for document, _ in zip(corpus, range(_SAMPLED_DOCUMENTS), strict=False)
+  ]
+  tokens = sum(sample) / max(len(sample), 1) / _CHARS_PER_TOKEN
+  size = key_token_store.projected_bytes(
+    corpus.count,
+    min(tokens, manifest["max_length"]),
+    manifest["detail"],
+  )
+  logging.info(
+    "%s documents, about %s tokens each: the store takes up to %.1f MB (%s)",
+    f"{corpus.count:,}",
+    f"{tokens:,.0f}",
+    size / 1e6,
+    manifest["detail"],
+  )
+
+
+def _log_outcome(store):
+  counts: dict[str, int] = {}
+  shortest = 0
+  for row in store:
+    counts[row.reason or "with key tokens"] = (
+      counts.get(row.reason or "with key tokens", 0) + 1
+    )
+    if row.reason == "too_short":
+      shortest = max(shortest, row.n_tokens + 1)
+  logging.info(
+    "documents: %s",
+    ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())),
+  )
+  if counts.get("too_short") == len(store):
+    logging.warning(
+      "%s",
+      protocol.explain_too_short(
+        shortest,
+        short_len=store.manifest["short_len"],
+        stride=store.manifest["stride"],
+      ),
+    )
