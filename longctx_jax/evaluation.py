@@ -59,14 +59,15 @@ def document_result(
   reason = keys.reason
   if not reason and not key_mask.any():
     reason = "no_key_tokens"
-  starts, ends = offsets[:, 0], offsets[:, 1]
+  scored = text[offsets[:, 0].min() : offsets[:, 1].max()]
   return DocumentResult(
     doc_id=keys.doc_id,
     doc_index=keys.doc_index,
     reason=reason,
     n_tokens=len(nll),
     nll_sum=float(nll.sum()),
-    n_bytes=len(text[starts.min() : ends.max()].encode()),
+    n_bytes=len(scored.encode()),
+    n_words=len(scored.split()),
     region_nll_sums=tuple(np.bincount(regions, weights=nll[key_mask]).tolist()),
     region_counts=tuple(np.bincount(regions).tolist()),
     key_bytes=sum(

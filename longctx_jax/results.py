@@ -29,6 +29,7 @@ class DocumentResult:
     n_tokens: scored targets.
     nll_sum: over them, nats.
     n_bytes: UTF-8 bytes of their characters.
+    n_words: words in them, as `str.split` parts them.
     region_nll_sums: per key region, nats.
     region_counts: key tokens per key region.
     key_bytes: UTF-8 bytes of the key tokens' characters.
@@ -45,6 +46,7 @@ class DocumentResult:
   n_tokens: int = 0
   nll_sum: float = 0.0
   n_bytes: int = 0
+  n_words: int = 0
   region_nll_sums: tuple[float, ...] = ()
   region_counts: tuple[int, ...] = ()
   key_bytes: int = 0
@@ -191,6 +193,7 @@ def pooled_fields(
   nll_sum = sum(document.nll_sum for document in documents)
   key_nll_sum = sum(document.key_nll_sum for document in documents)
   n_bytes = sum(document.n_bytes for document in documents)
+  n_words = sum(document.n_words for document in documents)
   key_bytes = sum(document.key_bytes for document in documents)
   near = [one["n_near_threshold"] for one in scores if one]
   null_reasons: dict[str, int] = {}
@@ -207,7 +210,11 @@ def pooled_fields(
     "nll_sum_nats": nll_sum,
     "key_nll_sum_nats": key_nll_sum,
     "n_tokens": result.n_tokens,
+    "n_words": n_words,
     "n_bytes": n_bytes,
+    "token_ppl": metrics.perplexity(nll_sum, result.n_tokens),
+    "word_ppl": metrics.perplexity(nll_sum, n_words),
+    "byte_ppl": metrics.perplexity(nll_sum, n_bytes),
     "bits_per_byte": metrics.bits_per_byte(nll_sum, n_bytes),
     "key_bits_per_byte": metrics.bits_per_byte(key_nll_sum, key_bytes),
     "n_key_tokens": result.n_key_tokens,

@@ -89,8 +89,13 @@ class TextTokenizer:
   def from_folder(cls, path: str | os.PathLike[str]) -> TextTokenizer:
     """Loads the tokenizer files of a local folder; needs no network.
 
+    A tokenizer.json is followed to the letter. (AutoTokenizer of transformers
+    5 builds some classes, GPT2Tokenizer and LlamaTokenizer among them, with a
+    pre-tokenizer of its own: its issues 45920 and 48206.)
+
     Raises:
       FileNotFoundError: naming the files of which none is there.
+      ValueError: for a damaged tokenizer.json.
     """
     folder = pathlib.Path(path)
     if not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
@@ -98,16 +103,18 @@ class TextTokenizer:
         f"{folder} holds no tokenizer: none of {', '.join(_TOKENIZER_FILES)} "
         "is there; copy them from the model's repository"
       )
+    file = folder / "tokenizer.json"
+    if file.exists():
+      try:
+        return cls(tokenizers.Tokenizer.from_file(str(file)), name=str(path))
+      except Exception as error:  # The library raises nothing narrower.
+        raise ValueError(f"{file} cannot be read: {error}") from error
     import transformers  # Takes seconds, and is needed nowhere else.
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(
       str(folder), local_files_only=True, trust_remote_code=False
     )
-    if not tokenizer.is_fast:
-      return cls(tokenizer, name=str(path))
-    backend = tokenizer.backend_tokenizer
-    if (folder / "tokenizer.json").exists():
-      backend = _as_shipped(folder / "tokenizer.json", backend)
+    backend = tokenizer.backend_tokenizer if tokenizer.is_fast else tokenizer
     return cls(backend, name=str(path))
 
   def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
@@ -189,7 +196,7 @@ class TextTokenizer:
   @functools.cached_property
   def vocab_size(self) -> int:
     """Largest id + 1, added tokens included."""
-    return max([*self._backend.get_vocab().values(), *self._added]) + 1
+    return max(self._backend.get_vocab().values()) + 1
 
   @functools.cached_property
   def fingerprint(self) -> str:
@@ -339,23 +346,3 @@ class TextTokenizer:
   @property
   def _who(self):
     return f"{self.name} ({type(self._backend).__name__})"
-
-
-def _as_shipped(path, loaded):
-  """The tokenizer of a tokenizer.json, with the specials of `loaded`.
-
-  transformers 5 rebuilds some classes (GPT2Tokenizer, LlamaTokenizer) with a
-  pre-tokenizer of its own, and ids change (its issues 45920 and 48206).
-  """
-  shipped = tokenizers.Tokenizer.from_file(str(path))
-  if str(shipped.pre_tokenizer) != str(loaded.pre_tokenizer):
-    logging.warning(
-      "%s: transformers would split text otherwise (%s) than the file says "
-      "(%s); the file is followed",
-      path,
-      loaded.pre_tokenizer,
-      shipped.pre_tokenizer,
-    )
-  shipped.add_tokens(list(loaded.get_added_tokens_decoder().values()))
-  shipped.post_processor = loaded.post_processor
-  return shipped

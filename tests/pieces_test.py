@@ -71,6 +71,11 @@ def test_walking_takes_missing_white_space_only_where_lenient():
   offsets, _ = pieces.walk(text, split, BYTE_LEVEL, lenient=True)
   assert [text[a:b] for a, b in offsets] == ["<s>", "cat", "<s>", " sat"]
   assert pieces.walk(text, split, BYTE_LEVEL, lenient=False) == (None, 1)
+  for text in ("cat  sat", "cat sat "):
+    split = [b"cat", b" sat"]
+    offsets, _ = pieces.walk(text, split, BYTE_LEVEL, lenient=True)
+    assert [text[a:b] for a, b in offsets] == ["cat", " sat"]
+    assert pieces.walk(text, split, BYTE_LEVEL, lenient=False) == (None, 1)
 
 
 @pytest.mark.parametrize(

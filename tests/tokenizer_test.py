@@ -244,7 +244,7 @@ def test_dropped_characters_are_an_error():
 
 
 @pytest.mark.parametrize("by_normalizer", [False, True])
-def test_a_prefix_covers_only_what_the_text_has(by_normalizer):
+def test_a_prefix_covers_only_what_the_text_has(by_normalizer, warnings):
   """Cases A6, A10: a lone prefix never covers the character behind it."""
   tokenizer = metaspace(by_normalizer=by_normalizer)
   assert spans(tokenizer, "中a")[:4] == [
@@ -259,6 +259,7 @@ def test_a_prefix_covers_only_what_the_text_has(by_normalizer):
     ("cat", "cat"),
   ]
   assert spans(tokenizer, "  the")[-1] == ("▁the", " the")
+  assert not warnings
 
 
 def test_special_tokens_in_a_text_have_their_own_span():
@@ -398,6 +399,15 @@ def test_a_space_that_decoding_loses_moves_no_offset():
     assert text[slice(*found.offsets[-1])] == "cat"
 
 
+def test_ids_of_words_have_the_spans_of_their_encoded_text():
+  """Pieces that do not spell the spaces between them."""
+  words = tokenizers.Tokenizer(models.WordLevel({"the": 0, "cat": 1}))
+  words.pre_tokenizer = pre_tokenizers.Whitespace()
+  text, encoding = TextTokenizer(words, name="words").align([0, 1, 0])
+  assert text == "the cat the"
+  assert encoding.offsets.tolist() == [[0, 3], [4, 7], [8, 11]]
+
+
 def test_special_tokens_among_ids_have_the_span_of_their_text():
   for backend in (byte_level(), metaspace()):
     tokenizer = TextTokenizer(backend, name="test")
@@ -440,33 +450,40 @@ def test_ids_outside_the_vocabulary_are_refused(bad):
     tokenizer.align([5, bad])
 
 
-def write_folder(folder, tokenizer, **config):
-  tokenizer.save(str(folder / "tokenizer.json"))
-  (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
-def test_a_folder_is_loaded_without_network(tmp_path):
-  """Cases L1."""
-  write_folder(tmp_path, TRAINED, tokenizer_class="PreTrainedTokenizerFast")
-  tokenizer = TextTokenizer.from_folder(tmp_path)
-  assert tokenizer.name == str(tmp_path)
-  assert tokenizer.leading_bos == 0
-  found = tokenizer.encode("the cat 🙂", add_special_tokens=True)
-  assert found.ids.tolist() == TRAINED.encode("the cat 🙂").ids
-
-
-def test_the_tokenizer_file_is_followed(tmp_path, warnings):
-  """transformers 5 splits a GPT2Tokenizer its own way (its issue 45920)."""
-  tokenizer = byte_level()
+def test_a_tokenizer_file_is_followed_to_the_letter(tmp_path):
+  """Cases L1; transformers 5 splits a GPT2Tokenizer its own way."""
+  tokenizer = byte_level(bos=True)
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
     [pre_tokenizers.Digits(individual_digits=True), tokenizer.pre_tokenizer]
   )
-  write_folder(tmp_path, tokenizer, tokenizer_class="GPT2Tokenizer")
+  tokenizer.save(str(tmp_path / "tokenizer.json"))
+  config = {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": False}
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
   found = TextTokenizer.from_folder(tmp_path)
+  assert found.name == str(tmp_path)
+  assert found.leading_bos == 0
   text = "or 42\n\n42!"
-  ids = found.encode(text, add_special_tokens=False).ids.tolist()
-  assert ids == tokenizer.encode(text).ids != TRAINED.encode(text).ids[1:]
-  assert "the file is followed" in warnings[0]
+  ids = found.encode(text, add_special_tokens=True).ids.tolist()
+  assert ids == tokenizer.encode(text).ids != TRAINED.encode(text).ids
+  assert found.fingerprint == TextTokenizer(tokenizer, name="").fingerprint
+
+
+def test_other_tokenizer_files_are_read_by_transformers(tmp_path):
+  model = json.loads(TRAINED.to_str())["model"]
+  (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+  merges = "\n".join(" ".join(pair) for pair in model["merges"])
+  (tmp_path / "merges.txt").write_text(merges)
+  config = {"tokenizer_class": "GPT2Tokenizer"}
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+  found = TextTokenizer.from_folder(tmp_path)
+  ids = found.encode("the cat 🙂", add_special_tokens=True).ids.tolist()
+  assert ids == TRAINED.encode("the cat 🙂", add_special_tokens=False).ids
+
+
+def test_a_damaged_tokenizer_file_is_named(tmp_path):
+  (tmp_path / "tokenizer.json").write_text("{")
+  with pytest.raises(ValueError, match="tokenizer.json cannot be read"):
+    TextTokenizer.from_folder(tmp_path)
 
 
 def test_a_folder_without_a_tokenizer_says_what_is_missing(tmp_path):

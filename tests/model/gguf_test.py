@@ -454,6 +454,7 @@ def test_sentencepiece_merges_the_best_score_first(tmp_path, rng):
   path = write_sentencepiece(tmp_path / "m.gguf", rng)
   tokenizer = load_gguf_tokenizer(GgufSource(path))
   assert tokenizer.encode("abc ab").tokens == ["<s>", "▁a", "bc", "▁", "ab"]
+  assert tokenizer.encode("ab</s>c").tokens[-3:] == ["</s>", "▁", "c"]
   wrapped = TextTokenizer(tokenizer, name="test")
   assert wrapped.leading_bos == 1
   text = "abc é\n ab🙂"

@@ -1,0 +1,59 @@
+"""LongPPL with the paper's windows: the default of the scripts.
+
+Purpose: compare models, or score a corpus, at K = 4096 and d = 1024.
+Command: python scripts/eval.py --evaluator E --model A --model B --data D
+Variants: "k1024" (K = d = 1024: documents from 2,049 tokens, cheapest).
+Hardware: any; an evaluator of 8B parameters takes one accelerator of 24 GB.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(variant: str = "") -> ConfigDict:
+  """Returns the config; see the module docstring for the variants."""
+  config = ConfigDict()
+  config.data = ConfigDict(
+    dict(
+      sources=(),  # files, folders, globs, URLs
+      text_column="text",
+      ids_column="",  # token ids in place of the text; "" is off
+      ids_tokenizer="",  # whose ids they are; "" is the evaluator's
+      id_column="",  # "" takes "id" or "doc_id" where there is one
+      columns=(),  # pass through into the store
+      row_range=(0, 0),  # rows [a, b); (0, 0) is all
+      max_length=0,  # ids; 0 is the model's own limit
+      over_length="truncate_end",  # or "skip", "error"
+    )
+  )
+  config.evaluator = ""  # finds key tokens: folder, hub id or .gguf
+  config.models = ()  # under test
+  config.keys = ""  # scored workdir or "slices:FOLDER"; "" scores first
+  config.longppl = ConfigDict(
+    dict(
+      short_len=4096,  # ids (K)
+      stride=1024,  # ids (d)
+      alpha=2.0,  # nats
+      beta=-2.0,  # nats
+      protocol="paper",  # or "strict"
+    )
+  )
+  config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1))  # devices
+  config.scoring = ConfigDict(
+    dict(
+      dtype="",  # "" is float32 on CPU, bfloat16 elsewhere
+      window_batch=0,  # windows per device; 0 is 1 on CPU, 4 elsewhere
+      chunk=1024,  # positions whose logits are held at a time
+      backend="auto",  # attention
+      detail="tokens",  # stored per document; or "keys", "scores"
+      flush_seconds=30.0,  # between parts of the store
+    )
+  )
+  config.eval = ConfigDict(dict(per_token=False))  # rows per target
+  match variant:
+    case "":
+      pass
+    case "k1024":
+      config.longppl.short_len = config.longppl.stride = 1024
+    case _:
+      raise ValueError(f"variant {variant!r} is not one of '', 'k1024'")
+  return config

@@ -1,0 +1,169 @@
+"""What the scripts share: flags, the device line, errors in one line."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from absl import app, flags, logging
+from ml_collections import ConfigDict, config_flags
+
+_CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
+# What a machine with the device has, and the extra that JAX needs for it.
+_DEVICES = {
+  "gpu": (("/dev/nvidiactl", "/dev/nvidia0"), "cuda"),
+  "tpu": (("/dev/accel0", "/dev/vfio/0"), "tpu"),
+}
+
+PLATFORM = flags.DEFINE_string(
+  "platform", "", "cpu, gpu or tpu; default: what JAX finds"
+)
+CACHE = flags.DEFINE_string(
+  "compilation_cache",
+  "~/.cache/longctx_jax/xla",
+  "folder of compiled programs, so that a second run compiles nothing; '' is "
+  "none",
+)
+
+
+def define_config(default: str) -> flags.FlagHolder:
+  """Defines --config with a default in configs/; "file.py:variant" works."""
+  return config_flags.DEFINE_config_file(
+    "config", str(_CONFIGS / default), "experiment file", lock_config=True
+  )
+
+
+def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
+  """Sets dotted fields of a config, except where the value is None."""
+  with config.unlocked():
+    config.update_from_flattened_dict(
+      {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if value is not None
+      }
+    )
+  return config
+
+
+def read_models(names: list[str] | None, path: str) -> list[str] | None:
+  """Models named by flags and by a file, one a line; None where none is.
+
+  Empty lines and lines that start with "#" are left out.
+
+  Raises:
+    FileNotFoundError: no such file.
+  """
+  found = list(names or [])
+  if path:
+    lines = pathlib.Path(path).read_text().splitlines()
+    found += [
+      line.strip()
+      for line in lines
+      if line.strip() and not line.lstrip().startswith("#")
+    ]
+  return found or None
+
+
+def row_range(text: str | None) -> tuple[int, int] | None:
+  """Reads "a:b" as (a, b), None as None.
+
+  Raises:
+    ValueError: anything else.
+  """
+  if text is None:
+    return None
+  match = re.fullmatch(r"(\d+):(\d+)", text)
+  if not match:
+    raise ValueError(f"row_range={text!r} must be a:b, e.g. 0:1000")
+  return int(match[1]), int(match[2])
+
+
+def run(main: Callable[..., Any], *, verbs: tuple[str, ...] = ()) -> None:
+  """Runs a script: a user's error is one line and exit status 2.
+
+  Args:
+    main: without arguments or, with `verbs`, of (verb, workdir).
+    verbs: what the first argument may be.
+  """
+  app.run(
+    lambda argv: _run(lambda: main(*argv[1:])),
+    flags_parser=lambda argv: _parse(argv, verbs),
+  )
+
+
+def _parse(argv, verbs):
+  try:
+    rest = flags.FLAGS(argv)
+  except flags.Error as error:
+    _fail(error)
+  except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+    # A misspelled field of the config, or a file that is none.
+    _fail(error)
+  if verbs and (len(rest) != 3 or rest[1] not in verbs):
+    _fail(f"expected one of {', '.join(verbs)}, then a workdir")
+  if not verbs and len(rest) > 1:
+    _fail(f"arguments without a flag: {' '.join(rest[1:])}")
+  return rest
+
+
+def _fail(error):
+  text = error.args[0] if isinstance(error, KeyError) else error
+  print(f"error: {' '.join(str(text).split())}", file=sys.stderr)
+  sys.exit(2)
+
+
+def _run(main):
+  logging.set_verbosity(logging.INFO)
+  # The time and place of a line are noise to whoever waits for a result.
+  logging.get_absl_handler().setFormatter(None)
+  try:
+    _start_device()
+    main()
+  except (ValueError, OSError) as error:
+    logging.debug("%s", error, exc_info=True)
+    _fail(error)
+
+
+def _start_device():
+  if PLATFORM.value:
+    jax.config.update("jax_platforms", PLATFORM.value)
+  if CACHE.value:
+    folder = pathlib.Path(CACHE.value).expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+  try:
+    backend = jax.default_backend()
+  except RuntimeError as error:
+    raise ValueError(
+      f"--platform {PLATFORM.value}: {str(error).splitlines()[0]}"
+    ) from error
+  print(device_line(), flush=True)
+  if backend == "cpu" and not PLATFORM.value:
+    for device, (paths, extra) in _DEVICES.items():
+      if any(os.path.exists(path) for path in paths):
+        raise ValueError(
+          f"this machine has a {device}, but JAX sees only the CPU: install "
+          f"the extra for it (pip install -e '.[{extra}]'), or go on with "
+          "--platform cpu"
+        )
+
+
+def device_line() -> str:
+  """What the program runs on, e.g. "jax 0.10.2 | cpu x2 | 23 GiB"."""
+  device = jax.devices()[0]
+  if device.platform == "cpu":
+    count = len(os.sched_getaffinity(0))
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    kind = "cpu"
+  else:
+    count, kind = jax.device_count(), device.device_kind
+    stats = device.memory_stats() or {}
+    size = stats["bytes_limit"] if "bytes_limit" in stats else 0
+  memory = f" | {size / 2**30:.0f} GiB" if size else ""
+  return f"jax {jax.__version__} | {kind} x{count}{memory}"

@@ -1,0 +1,58 @@
+r"""Tables, pictures and correlations of what scripts/eval.py wrote.
+
+  python scripts/report.py compare runs/eval --format markdown --baseline A
+  python scripts/report.py html runs/eval --data my.txt
+  python scripts/report.py correlate runs/eval --benchmarks scores.csv
+"""
+
+from absl import flags
+
+from longctx_jax import commands, report
+
+_FORMAT = flags.DEFINE_enum(
+  "format", "text", ["text", "markdown", "csv", "latex"], "of the table"
+)
+_BASELINE = flags.DEFINE_string("baseline", "", "model to divide by")
+_FORCE = flags.DEFINE_bool("force", False, "compare unlike runs all the same")
+_BENCHMARKS = flags.DEFINE_string(
+  "benchmarks", "", "CSV with a column 'model' and one per benchmark"
+)
+_OUTPUT = flags.DEFINE_string("output", "", "default: <workdir>/report.html")
+_KEYS = flags.DEFINE_string("keys", "", "store of the heat maps")
+_DATA = flags.DEFINE_multi_string("data", [], "texts of the heat maps")
+_TEXT = flags.DEFINE_string("text_column", "text", "column of the text")
+_DOCUMENTS = flags.DEFINE_integer("documents", 3, "heat maps at most")
+
+
+def main(verb: str = "", workdir: str = ""):
+  """Prints or writes what the verb asks for."""
+  results = report.load_results(workdir)
+  if verb == "compare":
+    print(
+      report.compare_table(
+        results,
+        fmt=_FORMAT.value,
+        baseline=_BASELINE.value,
+        force=_FORCE.value,
+      )
+    )
+  elif verb == "correlate":
+    found = report.correlate(results, _BENCHMARKS.value)
+    print(report.correlation_table(found, fmt=_FORMAT.value))
+  else:
+    path = _OUTPUT.value or f"{workdir}/report.html"
+    documents = report.heatmap_documents(
+      _KEYS.value or workdir, _DATA.value, _TEXT.value, _DOCUMENTS.value
+    )
+    report.render_report(
+      results,
+      documents,
+      path,
+      baseline=_BASELINE.value,
+      force=_FORCE.value,
+    )
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+  commands.run(main, verbs=("compare", "html", "correlate"))
