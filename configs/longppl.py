@@ -27,7 +27,7 @@ def get_config(variant: str = "") -> ConfigDict:
   )
   config.evaluator = ""  # finds key tokens: folder, hub id or .gguf
   config.models = ()  # under test
-  config.keys = ""  # scored workdir or "slices:FOLDER"; "" scores first
+  config.key_tokens = ""  # scored workdir or "slices:FOLDER"; "" scores first
   config.longppl = ConfigDict(
     dict(
       short_len=4096,  # ids (K)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging as py_logging
 import os
 import pathlib
 import re
@@ -20,6 +21,8 @@ _DEVICES = {
   "tpu": (("/dev/accel0", "/dev/vfio/0"), "tpu"),
 }
 
+_default_config = ""
+
 PLATFORM = flags.DEFINE_string(
   "platform", "", "cpu, gpu or tpu; default: what JAX finds"
 )
@@ -33,8 +36,11 @@ CACHE = flags.DEFINE_string(
 
 def define_config(default: str) -> flags.FlagHolder:
   """Defines --config with a default in configs/; "file.py:variant" works."""
+  global _default_config
+  # A default of the flag itself would be read before `run` can catch errors.
+  _default_config = str(_CONFIGS / default)
   return config_flags.DEFINE_config_file(
-    "config", str(_CONFIGS / default), "experiment file", lock_config=True
+    "config", None, f"experiment file (default: {default})", lock_config=True
   )
 
 
@@ -98,6 +104,9 @@ def run(main: Callable[..., Any], *, verbs: tuple[str, ...] = ()) -> None:
 
 
 def _parse(argv, verbs):
+  named = any(re.match(r"--?config(=|$)", argument) for argument in argv)
+  if _default_config and not named:
+    argv = [argv[0], f"--config={_default_config}", *argv[1:]]
   try:
     rest = flags.FLAGS(argv)
   except flags.Error as error:
@@ -113,13 +122,17 @@ def _parse(argv, verbs):
 
 
 def _fail(error):
-  text = error.args[0] if isinstance(error, KeyError) else error
-  print(f"error: {' '.join(str(text).split())}", file=sys.stderr)
+  # ml_collections wraps a KeyError, whose text would come out quoted.
+  while isinstance(error, AttributeError | KeyError) and error.args:
+    error = error.args[0]
+  print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
   sys.exit(2)
 
 
 def _run(main):
   logging.set_verbosity(logging.INFO)
+  # JAX reports each backend that is not there.
+  py_logging.getLogger("jax").setLevel(py_logging.WARNING)
   # The time and place of a line are noise to whoever waits for a result.
   logging.get_absl_handler().setFormatter(None)
   try:

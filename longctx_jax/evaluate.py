@@ -44,7 +44,7 @@ class Candidate:
 def open_keys(config: ConfigDict, corpus: Corpus) -> KeyTokenStore:
   """The key tokens that the config names, under its thresholds.
 
-  `config.keys` is a workdir that was scored, its key_tokens folder, or
+  `config.key_tokens` is a workdir that was scored, its key_tokens folder, or
   "slices:FOLDER" for the reference's slice files.
 
   Raises:
@@ -52,11 +52,11 @@ def open_keys(config: ConfigDict, corpus: Corpus) -> KeyTokenStore:
       evaluator, K or d than the config names.
     FileNotFoundError: no store there.
   """
-  if config.keys.startswith(_SLICES):
-    folder = config.keys.removeprefix(_SLICES)
+  if config.key_tokens.startswith(_SLICES):
+    folder = config.key_tokens.removeprefix(_SLICES)
     store = key_token_slices.read_slice_store(folder, corpus)
   else:
-    folder = pathlib.Path(config.keys)
+    folder = pathlib.Path(config.key_tokens)
     nested = folder / "key_tokens"
     store = key_token_store.read_store(nested if nested.is_dir() else folder)
   return store.with_thresholds(config.longppl.alpha, config.longppl.beta)
@@ -93,7 +93,7 @@ def evaluate(
   ]
   if not candidates and not foreign:
     raise ValueError("no model is named: give at least one --model")
-  if config.keys:
+  if config.key_tokens:
     corpus = score.open_corpus(config)
     store = open_keys(config, corpus)
   else:

@@ -104,4 +104,6 @@ def key_tokens_of(
     alpha=manifest["alpha"],
     beta=manifest["beta"],
   )
+  # A field of the record already.
+  del document_scores["n_eligible"]
   return dataclasses.replace(made, scores=document_scores)

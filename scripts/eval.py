@@ -42,7 +42,7 @@ def main():
     {
       "models": models,
       "evaluator": _EVALUATOR.value,
-      "keys": _KEYS.value,
+      "key_tokens": _KEYS.value,
       "data.sources": _DATA.value,
       "data.text_column": _TEXT.value,
       "data.id_column": _ID.value,

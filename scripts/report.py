@@ -1,8 +1,8 @@
 r"""Tables, pictures and correlations of what scripts/eval.py wrote.
 
-  python scripts/report.py compare runs/eval --format markdown --baseline A
-  python scripts/report.py html runs/eval --data my.txt
-  python scripts/report.py correlate runs/eval --benchmarks scores.csv
+python scripts/report.py compare runs/eval --format markdown --baseline A
+python scripts/report.py html runs/eval --data my.txt
+python scripts/report.py correlate runs/eval --benchmarks scores.csv
 """
 
 from absl import flags

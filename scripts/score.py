@@ -11,7 +11,9 @@ from absl import flags
 from longctx_jax import commands, score
 
 _CONFIG = commands.define_config("longppl.py")
-_WORKDIR = flags.DEFINE_string("workdir", "", "holds all output", required=True)
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "holds all output", required=True
+)
 _MODEL = flags.DEFINE_string("model", None, "folder, hub id or .gguf file")
 _DATA = flags.DEFINE_multi_string("data", None, "file, folder, glob or URL")
 _TEXT = flags.DEFINE_string("text_column", None, "column of the text")

@@ -1,0 +1,62 @@
+PYTHON ?= python3
+PYTHON_LATEST ?= python3.13
+BIN := .venv/bin
+# One process per core; compiled programs are kept between runs.
+PYTEST := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache \
+  PYTHONPATH=$(CURDIR) $(BIN)/python -m pytest
+FAST := not slow and not torch and not golden and not tpu_compile
+GOLDEN_DIR ?=
+
+.PHONY: demo test test-slow test-parity test-golden test-latest lint bench clean
+
+demo: .venv/ready
+	$(BIN)/python scripts/demo.py --workdir runs/demo --overwrite
+
+test: .venv/ready
+	$(PYTEST) -q -n auto -m "$(FAST)"
+
+test-slow: .venv/ready
+	$(PYTEST) -q -n auto -m "slow and not torch and not golden"
+
+# Against torch, transformers and the reference implementation, live.
+test-parity: .venv-parity/ready
+	$(subst $(BIN),.venv-parity/bin,$(PYTEST)) -q -n auto -m torch
+
+# Against stored reference values: make test-golden GOLDEN_DIR=folder
+test-golden: .venv/ready
+	$(PYTEST) -q -m golden --golden_dir=$(GOLDEN_DIR)
+
+# With the newest JAX and Flax that a newer Python gets.
+test-latest: .venv-latest/ready
+	$(subst $(BIN),.venv-latest/bin,$(PYTEST)) -q -n auto -m "$(FAST)"
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Alone on the machine: anything beside it changes the numbers.
+bench: .venv/ready .venv-parity/ready
+	$(BIN)/python bench/run.py --reference_python=.venv-parity/bin/python
+
+.venv/ready: requirements.txt requirements-dev.txt requirements-demo.txt
+	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), sys.version"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -r requirements.txt -r requirements-dev.txt
+	$(BIN)/pip install -q --no-deps -r requirements-demo.txt -e .
+	touch $@
+
+.venv-parity/ready: requirements.txt requirements-dev.txt requirements-parity.txt
+	$(PYTHON) -m venv .venv-parity
+	.venv-parity/bin/pip install -q -r requirements-parity.txt \
+	  -r requirements.txt -r requirements-dev.txt
+	.venv-parity/bin/pip install -q --no-deps -r requirements-demo.txt
+	touch $@
+
+.venv-latest/ready: requirements.txt requirements-dev.txt requirements-demo.txt
+	$(PYTHON_LATEST) -m venv .venv-latest
+	.venv-latest/bin/pip install -q -U -r requirements.txt -r requirements-dev.txt
+	.venv-latest/bin/pip install -q --no-deps -r requirements-demo.txt
+	touch $@
+
+clean:
+	rm -rf .venv .venv-parity .venv-latest .jax_cache runs
