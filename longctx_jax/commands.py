@@ -14,6 +14,8 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from longctx_jax import protocol
+
 _CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 # What a machine with the device has, and the extra that JAX needs for it.
 _DEVICES = {
@@ -44,6 +46,32 @@ def define_config(default: str) -> flags.FlagHolder:
   )
 
 
+def define_data_flags() -> Callable[[], dict[str, Any]]:
+  """Defines the flags of the documents; returns how to read them as fields."""
+  data = flags.DEFINE_multi_string("data", None, "file, folder, glob or URL")
+  text = flags.DEFINE_string("text_column", None, "column of the text")
+  ids = flags.DEFINE_string("ids_column", None, "column of token ids")
+  owner = flags.DEFINE_string("ids_tokenizer", None, "whose ids they are")
+  doc_id = flags.DEFINE_string("id_column", None, "column of document ids")
+  rows = flags.DEFINE_string("row_range", None, "rows a:b, half-open")
+  length = flags.DEFINE_integer("max_length", None, "ids read of a document")
+  over = flags.DEFINE_enum(
+    "over_length", None, protocol.OVER_LENGTH, "what becomes of longer ones"
+  )
+  kind = flags.DEFINE_enum("protocol", None, protocol.PROTOCOLS, "BOS rules")
+  return lambda: {
+    "data.sources": data.value,
+    "data.text_column": text.value,
+    "data.ids_column": ids.value,
+    "data.ids_tokenizer": owner.value,
+    "data.id_column": doc_id.value,
+    "data.row_range": row_range(rows.value),
+    "data.max_length": length.value,
+    "data.over_length": over.value,
+    "longppl.protocol": kind.value,
+  }
+
+
 def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
   """Sets dotted fields of a config, except where the value is None."""
   with config.unlocked():
@@ -55,6 +83,17 @@ def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
       }
     )
   return config
+
+
+def named_fields(config: flags.FlagHolder) -> dict[str, Any]:
+  """Fields of `config.longppl` set on the command line, by their own name."""
+  values = config_flags.get_override_values(flags.FLAGS[config.name])
+  prefix = "longppl."
+  return {
+    name.removeprefix(prefix): value
+    for name, value in values.items()
+    if name.startswith(prefix)
+  }
 
 
 def read_models(names: list[str] | None, path: str) -> list[str] | None:

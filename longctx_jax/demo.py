@@ -55,6 +55,17 @@ def write_chapters(folder: pathlib.Path) -> pathlib.Path:
   return path
 
 
+def with_chapters(
+  config: ConfigDict, workdir: str | pathlib.Path
+) -> ConfigDict:
+  """The config with the chapters as data and the embedded model."""
+  chapters = write_chapters(pathlib.Path(workdir) / "data")
+  with config.unlocked():
+    config.data.sources = (str(chapters),)
+    config.evaluator = config.evaluator or str(embedded_model())
+  return config
+
+
 def run_demo(
   config: ConfigDict, *, workdir: str | pathlib.Path, overwrite: bool = False
 ) -> str:
@@ -69,10 +80,7 @@ def run_demo(
     The table, with what is true by construction.
   """
   workdir = pathlib.Path(workdir)
-  chapters = write_chapters(workdir / "data")
-  with config.unlocked():
-    config.data.sources = (str(chapters),)
-    config.evaluator = config.evaluator or str(embedded_model())
+  config = with_chapters(config, workdir)
   model = score.load_model(config, config.evaluator)
   store = score.score_corpus(
     config, workdir=workdir, overwrite=overwrite, evaluator=model
@@ -92,7 +100,9 @@ def run_demo(
   loaded = {result["name"]: result for result in report.load_results(workdir)}
   report.render_report(
     [loaded[result["name"]] for result in results],
-    report.heatmap_documents(workdir, [str(chapters)], "text", len(store)),
+    report.heatmap_documents(
+      workdir, list(config.data.sources), "text", len(store)
+    ),
     workdir / "report.html",
     alpha=config.longppl.alpha,
     beta=config.longppl.beta,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -48,8 +48,8 @@ def open_keys(config: ConfigDict, corpus: Corpus) -> KeyTokenStore:
   "slices:FOLDER" for the reference's slice files.
 
   Raises:
-    ValueError: thresholds that the store cannot be read with, or another
-      evaluator, K or d than the config names.
+    ValueError: thresholds that the store cannot be read with, or a manifest
+      that differs from `named`; the fields are given with both values.
     FileNotFoundError: no store there.
   """
   if config.key_tokens.startswith(_SLICES):
@@ -59,6 +59,16 @@ def open_keys(config: ConfigDict, corpus: Corpus) -> KeyTokenStore:
     folder = pathlib.Path(config.key_tokens)
     nested = folder / "key_tokens"
     store = key_token_store.read_store(nested if nested.is_dir() else folder)
+  different = [
+    f"{name} is {store.manifest[name]!r} there and {value!r} here"
+    for name, value in named.items()
+    if name in store.manifest and store.manifest[name] != value
+  ]
+  if different:
+    raise ValueError(
+      f"{config.keys} was made with other settings: {'; '.join(different)}. "
+      "Leave them out, or score again"
+    )
   return store.with_thresholds(config.longppl.alpha, config.longppl.beta)
 
 
@@ -68,6 +78,7 @@ def evaluate(
   workdir: str | pathlib.Path,
   overwrite: bool = False,
   foreign: Sequence[ForeignLogProbs] = (),
+  named: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
   """Evaluates the config's models; scores first where there are no keys.
 
@@ -76,6 +87,7 @@ def evaluate(
     workdir: gets results/ and documents/, and key_tokens/ if scored here.
     overwrite: evaluate anew what other settings were used for.
     foreign: log-probs computed elsewhere, evaluated beside the models.
+    named: what key tokens from elsewhere must agree with; see `open_keys`.
 
   Returns:
     The result of each model, as written to results/.
@@ -95,7 +107,7 @@ def evaluate(
     raise ValueError("no model is named: give at least one --model")
   if config.key_tokens:
     corpus = score.open_corpus(config)
-    store = open_keys(config, corpus)
+    store = open_keys(config, corpus, named or {})
   else:
     store = score.score_corpus(config, workdir=workdir, overwrite=overwrite)
     corpus = score.open_corpus(config)

@@ -23,6 +23,10 @@ _BOS_CHECK_TARGETS = 512
 _BOS_CHECK_NATS = 1.0
 
 
+class OverLength(ValueError):
+  """A document is longer than allowed, and the policy is "error"."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
   """A document as a model reads it.
@@ -90,7 +94,7 @@ def prepare(
     over_length: "truncate_end", "skip" (reason "too_long") or "error".
 
   Raises:
-    ValueError: for a text over max_length under policy "error".
+    OverLength: for a text over max_length under policy "error".
   """
   try:
     encoding = tokenizer.encode(
@@ -114,8 +118,8 @@ def prepare(
     if over_length == "skip":
       return unscorable("too_long", n_tokens_full=full - 1)
     if over_length == "error":
-      raise ValueError(
-        f"a document has {full} ids, the limit is {max_length}: set "
+      raise OverLength(
+        f"the document has {full} ids, the limit is {max_length}: set "
         "over_length to truncate_end or skip, or raise max_length"
       )
     keep = _whole_characters(offsets, max_length)

@@ -140,6 +140,10 @@ def score_corpus(
     over_length=config.data.over_length,
     detail=config.scoring.detail,
   )
+  if config.data.over_length == "error":
+    # The one policy that stops a run does so before anything is scored.
+    for document in corpus:
+      _prepare(document, model, manifest)
   folder = pathlib.Path(workdir) / "key_tokens"
   writer = key_token_store.open_writer(folder, manifest, overwrite=overwrite)
   _log_size(corpus, manifest)
@@ -204,14 +208,17 @@ def _prepare(document, model, manifest):
   if document.error:
     logging.warning("document %r: %s", document.doc_id, document.error)
     return protocol.unscorable("failed")
-  return protocol.prepare(
-    document.text,
-    model.tokenizer,
-    protocol=manifest["protocol"],
-    is_evaluator=True,
-    max_length=manifest["max_length"],
-    over_length=manifest["over_length"],
-  )
+  try:
+    return protocol.prepare(
+      document.text,
+      model.tokenizer,
+      protocol=manifest["protocol"],
+      is_evaluator=True,
+      max_length=manifest["max_length"],
+      over_length=manifest["over_length"],
+    )
+  except protocol.OverLength as error:
+    raise protocol.OverLength(f"{document.doc_id!r}: {error}") from error
 
 
 def _log_size(corpus, manifest):

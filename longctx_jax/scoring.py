@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -198,9 +197,10 @@ class Scorer:
       if key not in self.compiled:
         start = time.monotonic()
         static = (kind,) if function is self.window_pass else ()
-        self.compiled[key] = function.lower(
-          self.model.params, ids, *static
-        ).compile()
+        # A float32 model is meant to be float32: no bfloat16 or TF32 passes.
+        with jax.default_matmul_precision("highest"):
+          lowered = function.lower(self.model.params, ids, *static)
+        self.compiled[key] = lowered.compile()
         self.usage.compilations += 1
         self.usage.compile_seconds += time.monotonic() - start
       return np.asarray(self.compiled[key](self.model.params, ids))

@@ -14,17 +14,12 @@ from absl import flags
 from longctx_jax import commands, evaluate, foreign_log_probs, report
 
 _CONFIG = commands.define_config("longppl.py")
+_FIELDS = commands.define_data_flags()
 _WORKDIR = flags.DEFINE_string("workdir", "runs/eval", "holds all output")
 _MODEL = flags.DEFINE_multi_string("model", None, "model under test")
 _FILE = flags.DEFINE_string("models_file", "", "more models, one a line")
 _EVALUATOR = flags.DEFINE_string("evaluator", None, "finds the key tokens")
 _KEYS = flags.DEFINE_string("keys", None, "scored workdir, or slices:FOLDER")
-_DATA = flags.DEFINE_multi_string("data", None, "file, folder, glob or URL")
-_TEXT = flags.DEFINE_string("text_column", None, "column of the text")
-_ID = flags.DEFINE_string("id_column", None, "column of document ids")
-_ROWS = flags.DEFINE_string("row_range", None, "rows a:b, half-open")
-_LENGTH = flags.DEFINE_integer("max_length", None, "ids read of a document")
-_PROTOCOL = flags.DEFINE_string("protocol", None, "paper or strict")
 _TOKENS = flags.DEFINE_bool("per_token", None, "write a row per target")
 _LOG_PROBS = flags.DEFINE_string("log_probs", "", "Parquet from elsewhere")
 _NAME = flags.DEFINE_string("name", "", "of the model of --log_probs")
@@ -37,18 +32,14 @@ def main():
   foreign = []
   if _LOG_PROBS.value:
     foreign = [foreign_log_probs.open_log_probs(_LOG_PROBS.value, _NAME.value)]
+  named = commands.named_fields(_CONFIG)
   config = commands.override(
     _CONFIG.value,
-    {
+    _FIELDS()
+    | {
       "models": models,
       "evaluator": _EVALUATOR.value,
       "key_tokens": _KEYS.value,
-      "data.sources": _DATA.value,
-      "data.text_column": _TEXT.value,
-      "data.id_column": _ID.value,
-      "data.row_range": commands.row_range(_ROWS.value),
-      "data.max_length": _LENGTH.value,
-      "longppl.protocol": _PROTOCOL.value,
       "eval.per_token": _TOKENS.value,
     },
   )
@@ -57,6 +48,12 @@ def main():
     workdir=_WORKDIR.value,
     overwrite=_OVERWRITE.value,
     foreign=foreign,
+    # Thresholds are applied to what is stored: any will do.
+    named={
+      name: value
+      for name, value in named.items()
+      if name in ("short_len", "stride", "protocol")
+    },
   )
   results = report.load_results(_WORKDIR.value)
   print(report.compare_table(results, fmt="text", force=True))

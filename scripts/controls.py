@@ -1,0 +1,26 @@
+r"""Controls of the metric on the demo's documents; see docs/results.md.
+
+python scripts/controls.py --workdir runs/controls
+"""
+
+import json
+
+from absl import flags
+
+from longctx_jax import commands, controls, demo, score
+
+_CONFIG = commands.define_config("demo.py")
+_WORKDIR = flags.DEFINE_string("workdir", "runs/controls", "holds all output")
+
+
+def main():
+  """Scores the demo's chapters three ways and prints the numbers as JSON."""
+  config = demo.with_chapters(_CONFIG.value, _WORKDIR.value)
+  model = score.load_model(config, config.evaluator)
+  store = score.score_corpus(config, workdir=_WORKDIR.value, evaluator=model)
+  found = controls.run_controls(config, store, model, workdir=_WORKDIR.value)
+  print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+  commands.run(main)
