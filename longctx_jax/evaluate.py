@@ -41,11 +41,19 @@ class Candidate:
   load: Callable[[], LoadedModel]
 
 
-def open_keys(config: ConfigDict, corpus: Corpus) -> KeyTokenStore:
+def open_keys(
+  config: ConfigDict, corpus: Corpus, named: Mapping[str, Any]
+) -> KeyTokenStore:
   """The key tokens that the config names, under its thresholds.
 
   `config.key_tokens` is a workdir that was scored, its key_tokens folder, or
-  "slices:FOLDER" for the reference's slice files.
+  "slices:FOLDER" for the reference's slice files. Windows, protocol and
+  evaluator are the store's.
+
+  Args:
+    config: as configs/longppl.py.
+    corpus: the documents.
+    named: manifest fields that the user named, and that must agree.
 
   Raises:
     ValueError: thresholds that the store cannot be read with, or a manifest
@@ -66,7 +74,7 @@ def open_keys(config: ConfigDict, corpus: Corpus) -> KeyTokenStore:
   ]
   if different:
     raise ValueError(
-      f"{config.keys} was made with other settings: {'; '.join(different)}. "
+      f"{config.key_tokens} was made with other settings: {'; '.join(different)}. "
       "Leave them out, or score again"
     )
   return store.with_thresholds(config.longppl.alpha, config.longppl.beta)

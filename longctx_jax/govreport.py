@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from absl import logging
 
 from longctx_jax import corpus_files, loading
 from longctx_jax.tokenizer import TextTokenizer
@@ -46,7 +45,6 @@ _TOKENIZER_FILES = (
   "config.json",
 )
 _TIMEOUT = 3  # seconds; requests of huggingface_hub have none of their own
-_LIKELY = "another tokenizer than that of the data set?"
 
 
 def select(
@@ -149,24 +147,9 @@ def make(
     "documents": documents,
     "max_ids": max_ids,
   }
-  columns: dict[str, list] = {
-    "doc_id": [],
-    "text": [],
-    "source_row": [],
-    "n_ids": [],
-  }
-  for row, ids in rows:
-    ids = cut(ids, max_ids=max_ids)
-    try:
-      text = decode(ids, decoder)
-    except ValueError as error:
-      raise ValueError(f"row {row} of {source or DATA_SET}: {error}") from error
-    values = (f"govreport/{row}", text, row, len(ids))
-    for column, value in zip(columns.values(), values, strict=True):
-      column.append(value)
-  table = pa.table(columns).replace_schema_metadata(
-    {METADATA_KEY: json.dumps(facts)}
-  )
+  table = pa.Table.from_pylist(
+    [_document(row, cut(ids, max_ids=max_ids), decoder) for row, ids in rows]
+  ).replace_schema_metadata({METADATA_KEY: json.dumps(facts)})
   _write(table, output)
   return table
 
@@ -188,9 +171,25 @@ def load_tokenizer(name: str) -> tuple[TextTokenizer, str]:
     patterns=_TOKENIZER_FILES,
     remedy="copy its tokenizer files (tokenizer.json, or tokenizer.model, and "
     "tokenizer_config.json) into a folder here and name that: "
-    "--tokenizer FOLDER",
+    "--tokenizer FOLDER; where it is gated, accept its licence on its page and "
+    "log in (hf auth login)",
   )
   return TextTokenizer.from_folder(folder), folder.name
+
+
+def _document(
+  row: int, ids: np.ndarray, tokenizer: TextTokenizer
+) -> dict[str, Any]:
+  try:
+    text = decode(ids, tokenizer)
+  except ValueError as error:
+    raise ValueError(f"row {row} of the data set: {error}") from error
+  return {
+    "doc_id": f"govreport/{row}",
+    "text": text,
+    "source_row": row,
+    "n_ids": len(ids),
+  }
 
 
 def _open(source: str) -> tuple[list[corpus_files.RowFile], str]:

@@ -4,21 +4,25 @@ Written from the paper and from the published form of the Llama decoder, for
 the tiny models of `testing`; every oracle of the tests above the kernels.
 """
 
+import functools
+
 import numpy as np
 
 from longctx_jax.model import hf
 
-NO_SCORE = float("nan")
+
+@functools.cache
+def _parameters(model):
+  return {
+    name: np.asarray(value[...], np.float64)
+    for name, value in hf.flatten(model.params).items()
+  }
 
 
 def logits(model, ids):
   """Logits [n, V] of a tiny Llama with plain RoPE over ids [n]."""
-  config = model.config
-  assert model.config.rope.rope_type == "default" and not any(config.windows)
-  params = {
-    name: np.asarray(value[...], np.float64)
-    for name, value in hf.flatten(model.params).items()
-  }
+  config, params = model.config, _parameters(model)
+  assert config.rope.rope_type == "default" and not any(config.windows)
   position = np.arange(len(ids), dtype=np.float32)
   exponent = np.arange(0, config.head_dim, 2) / config.head_dim
   frequency = (config.rope.theta**-exponent).astype(np.float32)
@@ -77,7 +81,7 @@ def short_log_probs(model, ids, *, short_len, stride, prefix_len=0):
   [k d, i); the prefix stands in front. NaN where i < K.
   """
   prefix, text = ids[:prefix_len], ids[prefix_len:]
-  found = np.full(len(ids) - 1, NO_SCORE)
+  found = np.full(len(ids) - 1, np.nan)
   for i in range(short_len, len(text)):
     start = (i - short_len) // stride * stride
     context = np.concatenate([prefix, text[start : i + 1]])
