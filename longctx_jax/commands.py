@@ -16,6 +16,13 @@ from ml_collections import ConfigDict, config_flags
 
 from longctx_jax import protocol
 
+# Of a store of key tokens; the thresholds may be any that it can be read with.
+_NAMED_FIELDS = (
+  "evaluator",
+  "longppl.short_len",
+  "longppl.stride",
+  "longppl.protocol",
+)
 _CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 # What a machine with the device has, and the extra that JAX needs for it.
 _DEVICES = {
@@ -85,14 +92,21 @@ def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
   return config
 
 
-def named_fields(config: flags.FlagHolder) -> dict[str, Any]:
-  """Fields of `config.longppl` set on the command line, by their own name."""
-  values = config_flags.get_override_values(flags.FLAGS[config.name])
-  prefix = "longppl."
+def named_fields(
+  config: flags.FlagHolder, values: Mapping[str, Any]
+) -> dict[str, Any]:
+  """What the command line says of key tokens, as a manifest calls it.
+
+  Args:
+    config: what `define_config` returned.
+    values: as `override` takes them.
+  """
+  named = config_flags.get_override_values(flags.FLAGS[config.name])
+  named |= {name: value for name, value in values.items() if value is not None}
   return {
-    name.removeprefix(prefix): value
-    for name, value in values.items()
-    if name.startswith(prefix)
+    name.removeprefix("longppl."): named[name]
+    for name in _NAMED_FIELDS
+    if name in named
   }
 
 
@@ -164,6 +178,9 @@ def _fail(error):
   # ml_collections wraps a KeyError, whose text would come out quoted.
   while isinstance(error, AttributeError | KeyError) and error.args:
     error = error.args[0]
+  # A config that raises comes with its traceback; the last line says why.
+  if isinstance(error, flags.Error) and "Traceback" in str(error):
+    error = str(error).strip().splitlines()[-1]
   print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
   sys.exit(2)
 

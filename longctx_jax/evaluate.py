@@ -186,6 +186,10 @@ def _guarded(name, run, store, workdir):
   """Runs one model; its failure becomes a row, and the others go on."""
   try:
     result = run()
+    result_files.write_result(workdir, result)
+  except result_files.OtherSettings:
+    # A row would take the place of the results that are there.
+    raise
   except Exception as error:  # noqa: BLE001  whatever a model does, go on
     logging.error("%s failed: %s", name, error)
     logging.debug("%s", traceback.format_exc())
@@ -196,7 +200,7 @@ def _guarded(name, run, store, workdir):
       "longppl": None,
       "ppl": None,
     }
-  result_files.write_result(workdir, result)
+    result_files.write_result(workdir, result)
   return result
 
 
@@ -221,7 +225,7 @@ def _evaluate_model(config, candidate, store, corpus, workdir, overwrite):
     workdir, candidate.name, settings, overwrite=overwrite
   )
   progress = Progress(candidate.name, corpus.count, scorer.usage)
-  progress.advance(len(ledger.done))
+  progress.skip(len(ledger.done))
   scores = []
   checked = False
 

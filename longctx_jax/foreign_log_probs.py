@@ -37,9 +37,10 @@ class ForeignLogProbs:
     found: dict[str, dict[str, Any]] = {}
     for batch in pq.ParquetFile(self.path).iter_batches(columns=list(COLUMNS)):
       for row in batch.to_pylist():
-        if row["doc_id"] in found:
-          raise ValueError(f"{self.path}: document {row['doc_id']!r} twice")
-        found[str(row["doc_id"])] = row
+        doc_id = str(row["doc_id"])
+        if doc_id in found:
+          raise ValueError(f"{self.path}: document {doc_id!r} twice")
+        found[doc_id] = row
     return found
 
 

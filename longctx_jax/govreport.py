@@ -224,6 +224,7 @@ def _fetch(
 ) -> pathlib.Path:
   """Snapshot of a hub repository, of which the folder's name is the commit."""
   import huggingface_hub
+  from huggingface_hub import constants
 
   revision = problem = None
   try:
@@ -246,7 +247,7 @@ def _fetch(
     problem = problem or error
     raise FileNotFoundError(
       f"{repo} can't be had: the hub gives {type(problem).__name__}, and its "
-      f"cache here ({huggingface_hub.constants.HF_HUB_CACHE}) doesn't hold it. "
+      f"cache here ({constants.HF_HUB_CACHE}) doesn't hold it. "
       f"From a machine with a connection {remedy}"
     ) from problem
 

@@ -1,18 +1,21 @@
 """A document as a heat map of LSD: the markup, and what it counts."""
 
 import bisect
+import heapq
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from absl import logging
 from jaxtyping import Bool, Float, Int
 from markupsafe import Markup
 
-from longctx_jax import metrics, svg
+from longctx_jax import corpus, key_token_store, metrics, svg
 
 # Class `a` lies below the first edge, `k` from the last one up, nats.
 EDGES = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -53,6 +56,77 @@ class Heatmap:
   n_regions: int
   lsd: np.ndarray
   key_mask: np.ndarray
+
+
+def heatmap_documents(
+  keys: str | Path,
+  sources: Sequence[str],
+  text_column: str,
+  limit: int,
+  *,
+  id_column: str = "",
+  thresholds: tuple[float, float] | None = None,
+) -> list[dict[str, Any]]:
+  """Reads the documents with most key tokens, as `build_heatmap` takes them.
+
+  Args:
+    keys: a workdir that was scored, or its key_tokens folder.
+    sources: the texts that were scored, as `corpus.open_corpus` takes them.
+    text_column: column of the text.
+    limit: documents at most.
+    id_column: column of the document ids.
+    thresholds: alpha and beta, nats; None for those of the store.
+
+  Returns:
+    Most key tokens first. None at all without texts or without log-probs; the
+    log says what to give.
+
+  Raises:
+    ValueError: other texts than those that were scored.
+  """
+  nested = Path(keys) / "key_tokens"
+  folder = nested if nested.is_dir() else Path(keys)
+  if not sources:
+    logging.info("no heat maps: name the texts that were scored with --data")
+    return []
+  if not (folder / "manifest.json").exists():
+    logging.info(
+      "no heat maps: %s holds no key-token store; name one with --keys", keys
+    )
+    return []
+  store = key_token_store.read_store(folder)
+  if store.manifest["detail"] != "tokens":
+    logging.info(
+      "no heat maps: %s holds no log-probs of all tokens; score with "
+      "--detail tokens",
+      folder,
+    )
+    return []
+  if thresholds:
+    store = store.with_thresholds(*thresholds)
+  texts = corpus.open_corpus(
+    sources, text_column=text_column, id_column=id_column
+  )
+  scored = (
+    (row, document)
+    for row, document in key_token_store.match_documents(store, texts)
+    if row.offsets is not None
+  )
+  chosen = heapq.nlargest(
+    limit, scored, key=lambda pair: pair[0].key_mask.sum()
+  )
+  return [
+    {
+      "doc_id": row.doc_id,
+      # What was cut off before scoring has no place on the map.
+      "text": document.text[: row.n_chars],
+      "offsets": row.offsets,
+      "long_log_probs": row.long_log_probs,
+      "short_log_probs": row.short_log_probs,
+      "key_mask": row.key_mask,
+    }
+    for row, document in chosen
+  ]
 
 
 def build_heatmap(document: Mapping[str, Any], *, stride: int = 0) -> Heatmap:

@@ -16,7 +16,7 @@ class Progress:
   """Logs a line every ten seconds; compilation counts in no speed.
 
   Attributes:
-    done: documents that are finished.
+    done: documents that are finished, those of an earlier run included.
   """
 
   def __init__(
@@ -28,6 +28,7 @@ class Progress:
     clock: Callable[[], float] = time.monotonic,
   ):
     self.done = 0
+    self._skipped = 0
     self._verb = verb
     self._total = total
     self._usage = usage
@@ -47,6 +48,11 @@ class Progress:
     """Targets of the long pass per second."""
     return (self._usage.tokens - self._start_tokens) / self.seconds
 
+  def skip(self, documents: int = 1) -> None:
+    """Counts documents that an earlier run finished: they take no time."""
+    self.done += documents
+    self._skipped += documents
+
   def advance(self, documents: int = 1) -> None:
     """Counts finished documents; logs if it is time."""
     self.done += documents
@@ -56,7 +62,8 @@ class Progress:
       logging.info("%s", self)
 
   def __str__(self) -> str:
-    left = (self._total - self.done) * self.seconds / max(self.done, 1)
+    own = max(self.done - self._skipped, 1)
+    left = (self._total - self.done) * self.seconds / own
     return (
       f"{self._verb}: {self.done:,} of {self._total:,} documents | "
       f"{self.tokens_per_second:,.0f} tokens/s | {_clock_text(left)} left | "

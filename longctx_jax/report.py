@@ -17,15 +17,18 @@ from markupsafe import Markup
 from longctx_jax import comparison, heatmap, svg, tables
 from longctx_jax.comparison import Result, compare_table
 from longctx_jax.correlations import Correlation, pearson_ci95, spearman_ci95
+from longctx_jax.heatmap import heatmap_documents
 
 __all__ = [
   "Correlations",
   "compare_table",
   "correlate",
   "correlation_table",
+  "heatmap_documents",
   "load_results",
   "render_card",
   "render_report",
+  "thresholds",
 ]
 
 _EXCERPT_CHARS = 1200
@@ -75,6 +78,12 @@ def load_results(workdir: str | Path) -> list[dict[str, Any]]:
       "first."
     )
   return [_load_result(files, root, path) for path in paths]
+
+
+def thresholds(results: Sequence[Result]) -> tuple[float, float]:
+  """Alpha and beta of the first result that states them, else the paper's."""
+  stated = ((r["alpha"], r["beta"]) for r in results if "alpha" in r)
+  return next(stated, (2.0, -2.0))
 
 
 def correlate(

@@ -78,6 +78,10 @@ def write_tokens(
   _replace(path, lambda temporary: pq.write_table(table, temporary))
 
 
+class OtherSettings(ValueError):
+  """Results in a workdir were made with other settings."""
+
+
 class Ledger:
   """Documents of one model that are done: a line each, appended at once.
 
@@ -102,7 +106,7 @@ class Ledger:
         self.done[result.doc_id] = result
     else:
       whole = [json.dumps(settings) + "\n"]
-    path.write_text("".join(whole))
+    _replace(path, lambda temporary: temporary.write_text("".join(whole)))
     self._file = path.open("a")
 
   def append(self, result: DocumentResult) -> None:
@@ -127,7 +131,7 @@ def open_ledger(
   """Opens `workdir`/documents/<name>.jsonl, or goes on with it.
 
   Raises:
-    ValueError: it was made with other settings; each field that differs is
+    OtherSettings: it was made with other settings; each field that differs is
       named. `overwrite` starts anew.
   """
   path = _folder(workdir, "documents") / f"{name}.jsonl"
@@ -153,7 +157,7 @@ def _require_same(stored, settings, path):
     if ".versions." not in name and stored.get(name) != settings.get(name)
   ]
   if different:
-    raise ValueError(
+    raise OtherSettings(
       f"{path} holds results made with other settings: "
       f"{'; '.join(different)}. Take another --workdir, or --overwrite"
     )

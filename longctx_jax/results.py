@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -196,10 +197,7 @@ def pooled_fields(
   n_words = sum(document.n_words for document in documents)
   key_bytes = sum(document.key_bytes for document in documents)
   near = [one["n_near_threshold"] for one in scores if one]
-  null_reasons: dict[str, int] = {}
-  for document in documents:
-    if document.reason:
-      null_reasons[document.reason] = null_reasons.get(document.reason, 0) + 1
+  null_reasons = collections.Counter(d.reason for d in documents if d.reason)
   return {
     "longppl": result.longppl,
     "longppl_ci95": result.ci95,
@@ -222,7 +220,7 @@ def pooled_fields(
     "n_eligible": sum(document.n_eligible for document in documents),
     "n_documents": len(documents),
     "n_documents_eligible": sum(d.n_eligible > 0 for d in documents),
-    "null_reasons": null_reasons,
+    "null_reasons": dict(null_reasons),
     "key_coverage": result.key_coverage,
     # Thresholds other than the stored ones leave the count unknown.
     "n_near_threshold": None if None in near or not near else sum(near),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
 import time
 from collections.abc import Iterator
@@ -160,7 +161,10 @@ def score_corpus(
       pending, last_write = [], time.monotonic()
   writer.write(pending)
   progress.finish()
-  store = key_token_store.read_store(folder)
+  # A store of log-probs may have been started under other thresholds.
+  store = key_token_store.read_store(folder).with_thresholds(
+    config.longppl.alpha, config.longppl.beta
+  )
   _log_outcome(store)
   return store
 
@@ -182,7 +186,7 @@ def _score(
     for document in corpus:
       digest = key_token_store.document_sha256(document)
       if writer.is_done(document.doc_id, digest):
-        progress.advance()
+        progress.skip()
         continue
       prepared = _prepare(document, scorer.model, manifest)
       if prepared.reason:
@@ -243,19 +247,17 @@ def _log_size(corpus, manifest):
 
 
 def _log_outcome(store):
-  counts: dict[str, int] = {}
+  counts: collections.Counter[str] = collections.Counter()
   shortest = 0
   for row in store:
-    counts[row.reason or "with key tokens"] = (
-      counts.get(row.reason or "with key tokens", 0) + 1
-    )
+    counts[row.reason or "with key tokens"] += 1
     if row.reason == "too_short":
       shortest = max(shortest, row.n_tokens + 1)
   logging.info(
     "documents: %s",
     ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())),
   )
-  if counts.get("too_short") == len(store):
+  if counts["too_short"] == len(store):
     logging.warning(
       "%s",
       protocol.explain_too_short(

@@ -37,7 +37,10 @@ def make_govreport():
     max_ids=_MAX.value,
   )
   print(f"{table.num_rows} documents in {_OUTPUT.value}")
-  print(f"next: {__file__} check_slices --slices FOLDER --data {_OUTPUT.value}")
+  print(
+    "next: python scripts/data.py check_slices --slices FOLDER --data "
+    f"{_OUTPUT.value} --tokenizer EVALUATOR"
+  )
 
 
 def check_slices():
@@ -53,7 +56,7 @@ def check_slices():
 
 if __name__ == "__main__":
   verbs = {"govreport": make_govreport, "check_slices": check_slices}
-  if sys.argv[1:] and sys.argv[1] in verbs:
-    commands.run(verbs[sys.argv.pop(1)])
-  else:
-    sys.exit(f"{__doc__}\nexpected one of {', '.join(verbs)}, then flags")
+  if not sys.argv[1:] or sys.argv[1] not in verbs:
+    print(f"error: expected one of {', '.join(verbs)}", file=sys.stderr)
+    sys.exit(2)
+  commands.run(verbs[sys.argv.pop(1)])

@@ -28,32 +28,21 @@ _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start anew")
 
 def main():
   """Evaluates, prints the table, says what to do next."""
-  models = commands.read_models(_MODEL.value, _FILE.value)
   foreign = []
   if _LOG_PROBS.value:
     foreign = [foreign_log_probs.open_log_probs(_LOG_PROBS.value, _NAME.value)]
-  named = commands.named_fields(_CONFIG)
-  config = commands.override(
-    _CONFIG.value,
-    _FIELDS()
-    | {
-      "models": models,
-      "evaluator": _EVALUATOR.value,
-      "key_tokens": _KEYS.value,
-      "eval.per_token": _TOKENS.value,
-    },
-  )
+  values = _FIELDS() | {
+    "models": commands.read_models(_MODEL.value, _FILE.value),
+    "evaluator": _EVALUATOR.value,
+    "key_tokens": _KEYS.value,
+    "eval.per_token": _TOKENS.value,
+  }
   evaluate.evaluate(
-    config,
+    commands.override(_CONFIG.value, values),
     workdir=_WORKDIR.value,
     overwrite=_OVERWRITE.value,
     foreign=foreign,
-    # Thresholds are applied to what is stored: any will do.
-    named={
-      name: value
-      for name, value in named.items()
-      if name in ("short_len", "stride", "protocol")
-    },
+    named=commands.named_fields(_CONFIG, values),
   )
   results = report.load_results(_WORKDIR.value)
   print(report.compare_table(results, fmt="text", force=True))

@@ -21,35 +21,32 @@ _OUTPUT = flags.DEFINE_string("output", "", "default: <workdir>/report.html")
 _KEYS = flags.DEFINE_string("keys", "", "store of the heat maps")
 _DATA = flags.DEFINE_multi_string("data", [], "texts of the heat maps")
 _TEXT = flags.DEFINE_string("text_column", "text", "column of the text")
+_ID = flags.DEFINE_string("id_column", "", "column of document ids")
 _DOCUMENTS = flags.DEFINE_integer("documents", 3, "heat maps at most")
 
 
 def main(verb: str = "", workdir: str = ""):
   """Prints or writes what the verb asks for."""
   results = report.load_results(workdir)
+  options = {"baseline": _BASELINE.value, "force": _FORCE.value}
   if verb == "compare":
-    print(
-      report.compare_table(
-        results,
-        fmt=_FORMAT.value,
-        baseline=_BASELINE.value,
-        force=_FORCE.value,
-      )
-    )
+    print(report.compare_table(results, fmt=_FORMAT.value, **options))
   elif verb == "correlate":
     found = report.correlate(results, _BENCHMARKS.value)
     print(report.correlation_table(found, fmt=_FORMAT.value))
   else:
     path = _OUTPUT.value or f"{workdir}/report.html"
+    alpha, beta = report.thresholds(results)
     documents = report.heatmap_documents(
-      _KEYS.value or workdir, _DATA.value, _TEXT.value, _DOCUMENTS.value
+      _KEYS.value or workdir,
+      _DATA.value,
+      _TEXT.value,
+      _DOCUMENTS.value,
+      id_column=_ID.value,
+      thresholds=(alpha, beta),
     )
     report.render_report(
-      results,
-      documents,
-      path,
-      baseline=_BASELINE.value,
-      force=_FORCE.value,
+      results, documents, path, alpha=alpha, beta=beta, **options
     )
     print(f"wrote {path}")
 

@@ -75,15 +75,18 @@ def log_probs(model, ids):
 
 
 def short_log_probs(model, ids, *, short_len, stride, prefix_len=0):
-  """The same under the short context (paper, appendix A.1), each id alone.
+  """The same under the short context (paper, appendix A.1).
 
   Id i of the text, i = K + k d + r with 0 <= r < d, is predicted from ids
   [k d, i); the prefix stands in front. NaN where i < K.
   """
   prefix, text = ids[:prefix_len], ids[prefix_len:]
   found = np.full(len(ids) - 1, np.nan)
+  by_start = {}
   for i in range(short_len, len(text)):
     start = (i - short_len) // stride * stride
-    context = np.concatenate([prefix, text[start : i + 1]])
-    found[prefix_len + i - 1] = log_probs(model, context)[-1]
+    if start not in by_start:
+      context = text[start : start + short_len + stride]
+      by_start[start] = log_probs(model, np.concatenate([prefix, context]))
+    found[prefix_len + i - 1] = by_start[start][prefix_len + i - start - 1]
   return found
