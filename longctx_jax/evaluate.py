@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import traceback
@@ -74,8 +75,8 @@ def open_keys(
   ]
   if different:
     raise ValueError(
-      f"{config.key_tokens} was made with other settings: {'; '.join(different)}. "
-      "Leave them out, or score again"
+      f"{config.key_tokens} was made with other settings: "
+      f"{'; '.join(different)}. Leave them out, or score again"
     )
   return store.with_thresholds(config.longppl.alpha, config.longppl.beta)
 
@@ -111,6 +112,11 @@ def evaluate(
       model_names(config.models), config.models, strict=True
     )
   ]
+  models = {candidate.name for candidate in candidates}
+  if twice := models & {one.name for one in foreign}:
+    raise ValueError(
+      f"{min(twice)!r} is the name of a model and of log-probs: take another"
+    )
   if not candidates and not foreign:
     raise ValueError("no model is named: give at least one --model")
   if config.key_tokens:
@@ -214,6 +220,7 @@ def _evaluate_model(config, candidate, store, corpus, workdir, overwrite):
     over_length=config.data.over_length,
   )
   identity = finding.identity(model)
+  identity = {"name": identity.pop("evaluator")} | identity
   settings = {
     "model": identity,
     "keys": store.manifest,
@@ -241,11 +248,12 @@ def _evaluate_model(config, candidate, store, corpus, workdir, overwrite):
         checked = True
       yield keys, text
 
-  for done in run.evaluate(pairs()):
-    if config.eval.per_token and done.log_probs is not None:
-      result_files.write_tokens(workdir, candidate.name, done)
-    ledger.append(done.result)
-    progress.advance()
+  with contextlib.closing(ledger):
+    for done in run.evaluate(pairs()):
+      if config.eval.per_token and done.log_probs is not None:
+        result_files.write_tokens(workdir, candidate.name, done)
+      ledger.append(done.result)
+      progress.advance()
   progress.finish()
   pooled = results.summarise(
     sorted(ledger.done.values(), key=lambda document: document.doc_index),
@@ -257,12 +265,12 @@ def _evaluate_model(config, candidate, store, corpus, workdir, overwrite):
     "attention": identity["attention"],
     "n_reused": run.reused,
     "seconds": progress.seconds,
-    "tokens_per_second": progress.tokens_per_second,
+    # Null where the model did not run: everything was done, or reused.
+    "tokens_per_second": progress.tokens_per_second or None,
     "padding_share": scorer.usage.padding_share,
   }
   table = identity["rope"]
   result["rope_tables"] = {"long": table, "short": table}
-  ledger.close()
   result_files.write_documents(workdir, candidate.name, pooled)
   return result
 

@@ -50,7 +50,8 @@ def document_result(
   key_mask = spans.project(keys.spans, offsets, policy="contained")
   nll = -np.asarray(log_probs, np.float64)
   regions = metrics.region_labels(key_mask)
-  key_chars = int((keys.spans[:, 1] - keys.spans[:, 0]).sum())
+  # Slice files may hold the byte tokens of one character one by one.
+  key_chars = int(np.diff(spans.merge_adjacent(keys.spans)).sum())
   covered = spans.covered_share(keys.spans, offsets, key_mask) or 0.0
   unscorable = 0
   if unpredicted is not None:
@@ -118,6 +119,29 @@ def check_log_probs(
   return np.minimum(log_probs, 0.0), offsets
 
 
+def result_from_log_probs(
+  keys: KeyTokens, text: str, log_probs: Any, offsets: Any
+) -> DocumentResult:
+  """A document under a model whose log-probs were computed elsewhere.
+
+  Args:
+    keys: of the document.
+    text: the document.
+    log_probs: log P(target | full context) [T], nats; not read where there is
+      nothing to evaluate.
+    offsets: characters of the targets [T, 2].
+
+  Raises:
+    ValueError: see `check_log_probs`.
+  """
+  if keys.reason in UNREADABLE:
+    return DocumentResult(keys.doc_id, keys.doc_index, keys.reason)
+  log_probs, offsets = check_log_probs(keys.doc_id, text, log_probs, offsets)
+  # What the evaluator did not read of a document counts for nobody.
+  read = offsets[:, 1] <= keys.n_chars
+  return document_result(keys, text, offsets[read], log_probs[read])
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
   """One document under the model: its sums and, where scored, its tokens.
@@ -183,11 +207,12 @@ class Evaluation:
     self, pairs: Iterable[tuple[KeyTokens, str]]
   ) -> Iterator[Evaluated]:
     """Evaluates documents; they come back as they finish."""
+    # By place, since key tokens found one by one share their index.
     waiting: dict[int, tuple[KeyTokens, str, Prepared]] = {}
     finished: list[Evaluated] = []
 
     def jobs():
-      for keys, text in pairs:
+      for place, (keys, text) in enumerate(pairs):
         text = text[: keys.n_chars]
         prepared, log_probs = self._read(keys, text)
         if prepared.reason:
@@ -197,8 +222,8 @@ class Evaluation:
           self.reused += 1
           finished.append(_evaluated(keys, text, prepared, log_probs))
         else:
-          waiting[keys.doc_index] = keys, text, prepared
-          yield scoring.Job(keys.doc_index, prepared.ids, prepared.prefix_len)
+          waiting[place] = keys, text, prepared
+          yield scoring.Job(place, prepared.ids, prepared.prefix_len)
 
     for scores in self.scorer.score_long(jobs()):
       yield _evaluated(*waiting.pop(scores.job.key), scores.long)

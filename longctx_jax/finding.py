@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import jax
+import numpy as np
 
 from longctx_jax import corpus, key_tokens, metrics, scoring, windows
 from longctx_jax.key_tokens import KeyTokens
@@ -86,6 +87,12 @@ def key_tokens_of(
     truncated=prepared.truncated,
     columns=document.columns,
   )
+  if scores is not None and np.isnan(scores.long).any():
+    raise ValueError(
+      f"{manifest['evaluator']} gives log-probs that are no numbers (NaN) for "
+      f"document {document.doc_id!r}: its weights are damaged, or overflow in "
+      f"{manifest['dtype']}"
+    )
   if scores is None:
     return row(offsets=None, long_log_probs=None, short_log_probs=None)
   made = row(

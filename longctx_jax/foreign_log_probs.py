@@ -61,7 +61,8 @@ def open_log_probs(path: str | pathlib.Path, name: str) -> ForeignLogProbs:
       f"{', '.join(there)}. Expected doc_id and, as lists aligned with the "
       "scored targets, token_start, token_end (characters) and log_prob (nats)"
     )
-  return ForeignLogProbs(name, str(path))
+  # A hub id names a file of results as it does for a model that is loaded.
+  return ForeignLogProbs(name.replace("/", "--"), str(path))
 
 
 def evaluate_log_probs(
@@ -85,17 +86,10 @@ def evaluate_log_probs(
     if keys.doc_id not in rows:
       raise ValueError(f"{foreign.path}: no row for document {keys.doc_id!r}")
     row = rows[keys.doc_id]
-    log_probs, offsets = evaluation.check_log_probs(
-      keys.doc_id,
-      document.text,
-      row["log_prob"],
-      np.stack([row["token_start"], row["token_end"]], axis=1),
-    )
-    # What the evaluator did not read of a document counts for nobody.
-    read = offsets[:, 1] <= keys.n_chars
+    offsets = np.stack([row["token_start"], row["token_end"]], axis=1)
     found.append(
-      evaluation.document_result(
-        keys, document.text, offsets[read], log_probs[read]
+      evaluation.result_from_log_probs(
+        keys, document.text, row["log_prob"], offsets
       )
     )
   pooled = results.summarise(

@@ -44,7 +44,9 @@ _TOKENIZER_FILES = (
   "spiece.model",
   "config.json",
 )
-_TIMEOUT = 3  # seconds; requests of huggingface_hub have none of their own
+# Seconds. A request of huggingface_hub has no limit of its own, and some of its
+# versions put another in front that takes three.
+_TIMEOUT = 1.5
 
 
 def select(

@@ -152,21 +152,36 @@ def compute_longppl(
   run = evaluation.Evaluation(scorer, manifest)
   run.check_bos(texts)
   found = {
-    done.keys.doc_index: done.result
+    id(done.keys): done.result
     for done in run.evaluate(zip(keys, texts, strict=True))
   }
   return results.summarise(
-    [found[one.doc_index] for one in keys],
+    [found[id(one)] for one in keys],
     protocol_name=manifest["protocol"],
     self_evaluated=run.self_evaluated,
   )
 
 
 def check_texts(texts: Sequence[str], keys: Sequence[KeyTokens]) -> None:
-  """Raises ValueError unless each text is the one of its keys."""
+  """Checks that each text is that of its keys, and all were found alike.
+
+  Raises:
+    ValueError: they are not; the document, or the settings that differ.
+  """
   if len(texts) != len(keys) or not keys:
     raise ValueError(f"{len(texts)} texts and {len(keys)} key tokens")
-  for text, one in zip(texts, keys, strict=True):
+  settings = [one.manifest | {"versions": None} for one in keys]
+  for text, one, own in zip(texts, keys, settings, strict=True):
+    if own != settings[0]:
+      differing = sorted(
+        name
+        for name in own | settings[0]
+        if own.get(name) != settings[0].get(name)
+      )
+      raise ValueError(
+        f"the key tokens of document {one.doc_id!r} were found with other "
+        f"settings than those of the first: {', '.join(differing)} differ"
+      )
     if one.text_sha256 != corpus.text_sha256(text):
       raise ValueError(
         f"the key tokens of document {one.doc_id!r} were found in another "
@@ -196,16 +211,11 @@ def longppl_from_log_probs(
     text, log_probs, offsets = [text], [log_probs], [offsets]
   keys = [keys] if isinstance(keys, KeyTokens) else list(keys)
   check_texts(text, keys)
-  found = []
-  for one, document, probs, places in zip(
-    keys, text, log_probs, offsets, strict=True
-  ):
-    probs, places = evaluation.check_log_probs(
-      one.doc_id, document, probs, places
-    )
-    found.append(evaluation.document_result(one, document, places, probs))
   return results.summarise(
-    found,
+    [
+      evaluation.result_from_log_probs(*document)
+      for document in zip(keys, text, log_probs, offsets, strict=True)
+    ],
     protocol_name=keys[0].manifest["protocol"],
     self_evaluated=False,
   )

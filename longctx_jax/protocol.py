@@ -196,9 +196,13 @@ def explain_too_short(n_text: int, *, short_len: int, stride: int) -> str:
   eligible = windows.count_eligible(
     n_text, short_len=2 * fitting, stride=fitting
   )
-  return (
+  lacks = (
     f"a document of {n_text} ids has no key tokens with short_len={short_len} "
-    f"and stride={stride}: it would need more than {short_len + stride}. With "
-    f"short_len={2 * fitting} and stride={fitting}, {eligible} of its ids can "
-    "be key"
+    f"and stride={stride}: it would need more than {short_len + stride}"
+  )
+  if not eligible:
+    return lacks
+  return (
+    f"{lacks}. With short_len={2 * fitting} and stride={fitting}, {eligible} "
+    "of its ids can be key"
   )

@@ -174,11 +174,16 @@ def summarise(
     key_coverage=(
       sum(d.covered_chars for d in documents) / key_chars if key_chars else None
     ),
-    reason="" if n_keys else max(set(reasons), key=reasons.count, default=""),
+    reason="" if n_keys else _commonest(reasons),
     protocol=protocol_name,
     self_evaluated=self_evaluated,
     documents=tuple(documents),
   )
+
+
+def _commonest(reasons):
+  # The first of equals: a set would order them anew in each process.
+  return max(dict.fromkeys(reasons), key=reasons.count, default="")
 
 
 def pooled_fields(

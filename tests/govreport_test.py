@@ -339,7 +339,7 @@ def test_of_the_hub_only_the_files_needed_are_fetched(tmp_path, monkeypatch):
   asked = {}
 
   def repo_info(self, repo, *, repo_type, timeout):
-    assert timeout <= 3
+    assert timeout < 2
     return type("Info", (), {"sha": commit})
 
   def snapshot_download(repo, *, repo_type, revision, allow_patterns, **kwargs):

@@ -107,6 +107,10 @@ class Slow:
   def get_vocab(self):
     return self.fast.get_vocab()
 
+  @property
+  def added_tokens_decoder(self):
+    return self.fast.get_added_tokens_decoder()
+
   def decode(self, ids, *, skip_special_tokens, clean_up_tokenization_spaces):
     assert not clean_up_tokenization_spaces
     return self.fast.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -274,6 +278,19 @@ def test_special_tokens_in_a_text_have_their_own_span():
     ]
 
 
+def test_added_tokens_are_what_they_say():
+  """Not byte-level characters, but bytes where they are byte tokens."""
+  for tokenizer, added in ((byte_level(), "éĠ!"), (metaspace(), "c h▁é!")):
+    tokenizer.add_tokens([added])
+    text = f"a {added} a"
+    encoding = encode(Slow(tokenizer), text)
+    assert added in [text[a:b] for a, b in encoding.offsets]
+  tokenizer = metaspace()
+  tokenizer.add_tokens(["<0xE4>", "<0xB8>", "<0xAD>"])
+  offsets = encode(Slow(tokenizer), "a 中").offsets.tolist()
+  assert offsets[-3:] == [[2, 3], [2, 3], [2, 3]]
+
+
 @pytest.mark.parametrize(
   "text",
   ["a\u0010b", "a\u202fb", "x…y", "a 👨\u200d👩\u200d👧 b", "a\r\nb", "ﬁt ½"],
@@ -355,7 +372,9 @@ def test_the_fingerprint_is_of_what_determines_ids():
   kinds = {fingerprint(kind(tokenizer)) for kind in (Slow, SlowBytes)}
   copy.add_tokens(["woodchuck"])
   others = {fingerprint(copy), fingerprint(Slow(copy))}
-  assert len({fingerprint(tokenizer), *kinds, *others}) == 5
+  copy.normalizer = normalizers.NFC()
+  others.add(fingerprint(copy))
+  assert len({fingerprint(tokenizer), *kinds, *others}) == 6
   assert len(fingerprint(tokenizer)) == 64
 
 

@@ -18,7 +18,7 @@ import torch_reference
 import transformers
 from absl import app, flags
 
-from longctx_jax import testing
+from longctx_jax import demo, testing
 from longctx_jax.model import config as config_lib
 from longctx_jax.model import hf
 from longctx_jax.model.rope import RopeConfig
@@ -49,6 +49,11 @@ _TINY = {
 }
 
 
+def write_json(path: pathlib.Path, facts: dict) -> None:
+  """Writes facts, one a line."""
+  path.write_text(json.dumps(facts, indent=1) + "\n")
+
+
 def make_document_case(model, tokenizer, out, n, short_len, stride) -> None:
   """Writes one document under SmolLM2, as evaluator and as model."""
   text = testing.synthetic_document(**_DOCUMENT)
@@ -66,28 +71,24 @@ def make_document_case(model, tokenizer, out, n, short_len, stride) -> None:
   if len(run.ids) != n:
     raise ValueError(f"cutting at {n} ids left {len(run.ids)}: take another n")
   name = f"smollm2.n{n}.K{short_len}.d{stride}"
-  (out / f"{name}.json").write_text(
-    json.dumps(
-      {
-        "short_len": short_len,
-        "stride": stride,
-        "longppl": run.longppl,
-        "ppl": run.ppl,
-        "key_targets": run.targets,
-        "slices": run.slices,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "text": text,
-      },
-      indent=1,
-    )
-  )
+  facts = {
+    "short_len": short_len,
+    "stride": stride,
+    "longppl": run.longppl,
+    "ppl": run.ppl,
+    "torch": torch.__version__,
+    "transformers": transformers.__version__,
+    "slices": run.slices,
+    "text": text,
+  }
+  write_json(out / f"{name}.json", facts)
   scored = slice(short_len - 1, None)
   np.savez_compressed(
     out / f"{name}.npz",
     ids=run.ids,
     long_nll=run.long_nll[scored],
     short_nll=run.short_nll[scored],
+    key_targets=np.array(run.targets, np.int32),
   )
 
 
@@ -112,7 +113,7 @@ def make_tiny(out: pathlib.Path) -> None:
     }
     arrays[f"{name}.ids"] = ids
     arrays[f"{name}.logits"] = logits[:, ::_TINY_ROW_STEP]
-  (out / "tiny.json").write_text(json.dumps(facts, indent=1))
+  write_json(out / "tiny.json", facts)
   np.savez_compressed(out / "tiny.npz", **arrays)
 
 
@@ -122,7 +123,7 @@ def main(argv):
   out = pathlib.Path(_OUT.value)
   out.mkdir(parents=True, exist_ok=True)
   make_tiny(out)
-  model, tokenizer = torch_reference.load_gguf(torch_reference.smollm2_path())
+  model, tokenizer = torch_reference.load_gguf(demo.embedded_model())
   for case in _CASES:
     make_document_case(model, tokenizer, out, *case)
 

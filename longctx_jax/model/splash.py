@@ -24,41 +24,73 @@ from jaxtyping import Array, Float, Int
 
 from longctx_jax import sharding
 
-_BLOCKS = (512, 256, 128)
+# Longer sequences take larger blocks: a table of all pairs of blocks has to fit
+# into 1 MiB of scalar memory, which it does up to 524,288 positions.
+_LONG = 1 << 17
 _HEAD_TILE = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class _FirstKeys(mask_lib.Mask):
-  """Shows the first keys to every row; computed a block at a time."""
+class _Sight(mask_lib.Mask):
+  """What the rows of a head may see: static, and never an array of its shape.
 
-  _shape: tuple[int, int]
-  count: int
+  The kernel evaluates `mask_function` where a block of keys is seen in part.
+  Which blocks those are it asks here, block by block; comparing all positions
+  of 131,072 rows, as the masks of the library do, would take minutes.
+  """
+
+  num_q: int
+  num_k: int
+  q_offset: int
+  window: int
+  sink_len: int
 
   @property
   def shape(self):
-    return self._shape
+    return self.num_q, self.num_k
+
+  @property
+  def q_sequence(self):
+    return np.arange(self.num_q, dtype=np.int32)
+
+  def mask_function(self, rows, keys):
+    """bool, for NumPy in `__getitem__` and for the kernel's own arrays."""
+    rows = rows + self.q_offset
+    visible = keys <= rows
+    if self.window:
+      near = rows - keys < self.window
+      visible &= near | (keys < self.sink_len) if self.sink_len else near
+    return visible
 
   def __getitem__(self, index):
-    rows, keys = (np.arange(n)[s] for n, s in zip(self.shape, index, strict=True))
-    return np.broadcast_to(keys < self.count, (rows.size, keys.size))
+    rows, keys = (
+      slice_.indices(size)
+      for slice_, size in zip(index, self.shape, strict=True)
+    )
+    first, last = rows[0] + self.q_offset, rows[1] - 1 + self.q_offset
+    shape = rows[1] - rows[0], keys[1] - keys[0]
+    past = self.window and keys[1] <= first - self.window + 1
+    if keys[0] > last or (past and keys[0] >= self.sink_len):
+      return _constant(shape, False)
+    near = not self.window or last - keys[0] < self.window
+    if keys[1] <= first + 1 and (near or keys[1] <= self.sink_len):
+      return _constant(shape, True)
+    return self.mask_function(np.arange(*rows)[:, None], np.arange(*keys)[None])
 
 
-def _visible(shape, *, q_offset, window, sink_len):
-  """The static mask of one head; nothing of the size of `shape` is made."""
-  causal = mask_lib.CausalMask(shape, q_offset)
-  if not window:
-    return causal
-  near = mask_lib.LocalMask(shape, (window - 1, 0), q_offset)
-  return near | causal & _FirstKeys(shape, sink_len) if sink_len else near
+@functools.lru_cache(maxsize=8)
+def _constant(shape, value):
+  return np.full(shape, value)
 
 
 def _block_size(length):
-  """The largest block that pads the length by at most an eighth."""
-  for block in _BLOCKS[:-1]:
+  """The largest usual block that pads the length by at most an eighth."""
+  if length > _LONG:
+    return 1024
+  for block in (512, 256):
     if -length % block <= length // 8:
       return block
-  return _BLOCKS[-1]
+  return 128
 
 
 def _attend(
@@ -72,8 +104,9 @@ def _attend(
   pad_q, pad_k, pad_dim = -num_q % block_q, -num_k % block_k, -dim % _HEAD_TILE
   # A padded row lies in a block with a real one, which sees a key: no block of
   # rows is without keys, whose softmax would be 0 / 0.
-  mask = _visible(
-    (num_q + pad_q, num_k + pad_k),
+  mask = _Sight(
+    num_q=num_q + pad_q,
+    num_k=num_k + pad_k,
     q_offset=q_offset,
     window=window,
     sink_len=sink_len,
@@ -129,6 +162,9 @@ def splash_attention(
 
   Under a mesh the batch is split over `sharding.BATCH_AXES` and the heads over
   "tensor", each where they divide evenly; else every shard computes all.
+
+  A sequence is limited by the core's scalar memory to some 524,288 positions;
+  compilation fails beyond.
 
   Args:
     interpret: run the kernel's definition in XLA, for platforms other than

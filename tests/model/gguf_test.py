@@ -432,6 +432,12 @@ def test_an_unknown_pre_tokenizer_is_refused(tmp_path, rng):
     load(path)
 
 
+def test_a_token_that_occurs_twice_is_refused(tmp_path, rng):
+  path = write_byte_level(tmp_path / "m.gguf", rng, "gpt-2", words=["a"])
+  with pytest.raises(ValueError, match="occur twice"):
+    load(path)
+
+
 def write_sentencepiece(path, rng, *, facts=(), scores=None, **fields):
   pieces = {"▁": -5.0, "a": -6.0, "b": -7.0, "c": -8.0}
   pieces |= {"ab": -2.0, "bc": -1.0, "▁a": -3.0, "abc": -4.0}
