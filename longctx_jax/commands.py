@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging as py_logging
 import os
 import pathlib
 import re
+import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -81,14 +83,13 @@ def define_data_flags() -> Callable[[], dict[str, Any]]:
 
 def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
   """Sets dotted fields of a config, except where the value is None."""
-  with config.unlocked():
-    config.update_from_flattened_dict(
-      {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in values.items()
-        if value is not None
-      }
-    )
+  config.update_from_flattened_dict(
+    {
+      name: tuple(value) if isinstance(value, list) else value
+      for name, value in values.items()
+      if value is not None
+    }
+  )
   return config
 
 
@@ -108,6 +109,16 @@ def named_fields(
     for name in _NAMED_FIELDS
     if name in named
   }
+
+
+def given(*names: str) -> str:
+  """The words of the command line that set these flags, quoted for a shell."""
+  lines = (
+    flags.FLAGS[name].serialize().splitlines()
+    for name in names
+    if flags.FLAGS[name].present
+  )
+  return shlex.join(itertools.chain.from_iterable(lines))
 
 
 def read_models(names: list[str] | None, path: str) -> list[str] | None:
@@ -143,20 +154,26 @@ def row_range(text: str | None) -> tuple[int, int] | None:
   return int(match[1]), int(match[2])
 
 
-def run(main: Callable[..., Any], *, verbs: tuple[str, ...] = ()) -> None:
+def run(
+  main: Callable[..., Any],
+  *,
+  verbs: Collection[str] = (),
+  words: Collection[str] = (),
+) -> None:
   """Runs a script: a user's error is one line and exit status 2.
 
   Args:
-    main: without arguments or, with `verbs`, of (verb, workdir).
-    verbs: what the first argument may be.
+    main: takes the verb, where there are any, and the words after it.
+    verbs: what the first word of the command line may be.
+    words: what the others are, for the message.
   """
   app.run(
     lambda argv: _run(lambda: main(*argv[1:])),
-    flags_parser=lambda argv: _parse(argv, verbs),
+    flags_parser=lambda argv: _parse(argv, verbs, words),
   )
 
 
-def _parse(argv, verbs):
+def _parse(argv, verbs, words):
   named = any(re.match(r"--?config(=|$)", argument) for argument in argv)
   if _default_config and not named:
     argv = [argv[0], f"--config={_default_config}", *argv[1:]]
@@ -167,8 +184,9 @@ def _parse(argv, verbs):
   except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
     # A misspelled field of the config, or a file that is none.
     _fail(error)
-  if verbs and (len(rest) != 3 or rest[1] not in verbs):
-    _fail(f"expected one of {', '.join(verbs)}, then a workdir")
+  if verbs and (len(rest) != 2 + len(words) or rest[1] not in verbs):
+    expected = [f"one of {', '.join(verbs)}", *words]
+    _fail(f"expected {', then '.join(expected)}")
   if not verbs and len(rest) > 1:
     _fail(f"arguments without a flag: {' '.join(rest[1:])}")
   return rest
@@ -213,7 +231,8 @@ def _start_device():
       f"--platform {PLATFORM.value}: {str(error).splitlines()[0]}"
     ) from error
   print(device_line(), flush=True)
-  if backend == "cpu" and not PLATFORM.value:
+  # JAX_PLATFORMS in the environment is a choice too.
+  if backend == "cpu" and not (PLATFORM.value or jax.config.jax_platforms):
     for device, (paths, extra) in _DEVICES.items():
       if any(os.path.exists(path) for path in paths):
         raise ValueError(

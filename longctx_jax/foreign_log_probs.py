@@ -86,10 +86,18 @@ def evaluate_log_probs(
     if keys.doc_id not in rows:
       raise ValueError(f"{foreign.path}: no row for document {keys.doc_id!r}")
     row = rows[keys.doc_id]
-    offsets = np.stack([row["token_start"], row["token_end"]], axis=1)
+    starts, ends = row["token_start"] or [], row["token_end"] or []
+    if len(starts) != len(ends):
+      raise ValueError(
+        f"{foreign.path}: document {keys.doc_id!r}: {len(starts)} token_start "
+        f"and {len(ends)} token_end; there must be one of each per target"
+      )
     found.append(
       evaluation.result_from_log_probs(
-        keys, document.text, row["log_prob"], offsets
+        keys,
+        document.text,
+        row["log_prob"] or [],
+        np.stack([starts, ends], axis=1),
       )
     )
   pooled = results.summarise(

@@ -36,6 +36,7 @@ class Progress:
     self._start = self._last = clock()
     self._start_tokens = usage.tokens
     self._start_compile = usage.compile_seconds
+    self._start_compilations = usage.compilations
 
   @property
   def seconds(self) -> float:
@@ -71,15 +72,15 @@ class Progress:
     )
 
   def finish(self) -> None:
-    """Logs the totals."""
+    """Logs the totals of this run."""
     logging.info(
       "%s: %s documents in %s (+ %.1f s for %d compilations) | %s tokens/s | "
       "padding %.0f%%",
       self._verb,
-      f"{self.done:,}",
+      f"{self.done - self._skipped:,}",
       _clock_text(self.seconds),
       self._usage.compile_seconds - self._start_compile,
-      self._usage.compilations,
+      self._usage.compilations - self._start_compilations,
       f"{self.tokens_per_second:,.0f}",
       100 * self._usage.padding_share,
     )

@@ -14,6 +14,7 @@ from flax import nnx
 
 from longctx_jax import batching, log_probs, sharding, windows
 from longctx_jax.loading import LoadedModel
+from longctx_jax.model import attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +214,7 @@ def make_scorer(
   stride: int,
   window_batch: int = 0,
   chunk: int = 1024,
-  backend: str = "blockwise",
+  backend: str = "auto",
 ) -> Scorer:
   """Makes the jitted long pass and window pass of a model.
 
@@ -224,12 +225,14 @@ def make_scorer(
     window_batch: windows per device and pass; 0 takes 1 on CPU, where that is
       the fastest, and 4 elsewhere.
     chunk: positions whose logits are held at a time.
-    backend: attention backend.
+    backend: attention backend; "auto" takes the one of this machine.
 
   Raises:
     ValueError: unless 1 <= stride <= short_len.
   """
   windows.check_window(short_len=short_len, stride=stride)
+  if backend == "auto":
+    backend = attention.choose_backend(model.config, dtype=model.dtype)
   ways = sharding.batch_ways(model.mesh)
   window_batch = window_batch or (1 if jax.default_backend() == "cpu" else 4)
 

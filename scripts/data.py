@@ -8,8 +8,6 @@ The first needs a connection, or --source and --tokenizer; the second ends with
 status 2 where the slices are not of these texts.
 """
 
-import sys
-
 from absl import flags
 
 from longctx_jax import commands, corpus, govreport, slice_check
@@ -56,7 +54,4 @@ def check_slices():
 
 if __name__ == "__main__":
   verbs = {"govreport": make_govreport, "check_slices": check_slices}
-  if not sys.argv[1:] or sys.argv[1] not in verbs:
-    print(f"error: expected one of {', '.join(verbs)}", file=sys.stderr)
-    sys.exit(2)
-  commands.run(verbs[sys.argv.pop(1)])
+  commands.run(lambda verb: verbs[verb](), verbs=verbs)

@@ -25,7 +25,7 @@ _ID = flags.DEFINE_string("id_column", "", "column of document ids")
 _DOCUMENTS = flags.DEFINE_integer("documents", 3, "heat maps at most")
 
 
-def main(verb: str = "", workdir: str = ""):
+def main(verb: str, workdir: str):
   """Prints or writes what the verb asks for."""
   results = report.load_results(workdir)
   options = {"baseline": _BASELINE.value, "force": _FORCE.value}
@@ -52,4 +52,6 @@ def main(verb: str = "", workdir: str = ""):
 
 
 if __name__ == "__main__":
-  commands.run(main, verbs=("compare", "html", "correlate"))
+  commands.run(
+    main, verbs=("compare", "html", "correlate"), words=("a workdir",)
+  )

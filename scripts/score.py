@@ -36,9 +36,11 @@ def main():
     config, workdir=_WORKDIR.value, overwrite=_OVERWRITE.value
   )
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
+  same = ("data", "text_column", "ids_column", "ids_tokenizer", "id_column")
+  documents = commands.given(*same, "row_range")
   print(
-    f"next: python scripts/eval.py --keys {_WORKDIR.value} --data "
-    f"{' --data '.join(config.data.sources)} --model MODEL --workdir runs/eval"
+    f"next: python scripts/eval.py --keys {_WORKDIR.value} {documents} "
+    "--model MODEL --workdir runs/eval"
   )
 
 

@@ -299,6 +299,13 @@ def test_without_data_the_error_says_at_once_what_to_copy_where(
 ):
   """Cases L1: declared offline, or with a network that refuses."""
   monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+  timeouts, repo_info = [], huggingface_hub.HfApi.repo_info
+
+  def watched(self, *args, timeout=None, **kwargs):
+    timeouts.append(timeout)
+    return repo_info(self, *args, timeout=timeout, **kwargs)
+
+  monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", watched)
   start = time.monotonic()
   with pytest.raises(FileNotFoundError) as refusal:
     govreport.make(tmp_path / "out.parquet", tokenizer=tokenizer)
@@ -314,6 +321,8 @@ def test_without_data_the_error_says_at_once_what_to_copy_where(
   message = str(refusal.value)
   assert message.startswith("NousResearch/Llama-2-7b-hf can't be had")
   assert "tokenizer.json" in message and "--tokenizer FOLDER" in message
+  # Nothing that waits is asked a second time.
+  assert len(timeouts) == 2 and max(timeouts) < 2
 
 
 def test_what_the_cache_of_the_hub_holds_is_enough(tmp_path, hub_cache):

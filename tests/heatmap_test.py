@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longctx_jax import heatmap
+from longctx_jax import corpus, heatmap, key_token_store
+from longctx_jax.key_tokens import make_key_tokens
 
 
 class Reader(HTMLParser):
@@ -163,3 +164,74 @@ def test_excerpt_markup_is_a_part():
   markup = heatmap.excerpt_markup(document, 2, 5)
   assert Reader(markup).text == "… def"
   assert len(Reader(markup).tokens) == 3
+
+
+def write_store(folder, texts, *, detail="tokens", n_chars=None):
+  """A store in which every k-th character of text k is key, from the 2nd on."""
+  manifest = {
+    "alpha": 2.0, "beta": -2.0, "detail": detail, "stride": 1
+  }  # fmt: skip
+  writer = key_token_store.open_writer(folder / "key_tokens", manifest)
+  rows = []
+  for k, text in enumerate(texts):
+    read = text[:n_chars]
+    t = np.arange(1, len(read))
+    short = np.where(t % (k + 2), -1.0, -9.0)
+    short[:1] = np.nan
+    scored = dict(
+      offsets=np.stack([t, t + 1], 1),
+      long_log_probs=np.where(t % (2 * k + 4), -1.0, -1.5),
+      short_log_probs=short,
+    )
+    rows.append(
+      make_key_tokens(
+        doc_id=f"d{k}", doc_index=k, text_sha256=corpus.text_sha256(text),
+        n_chars=len(read), n_tokens=len(t), n_tokens_full=len(text) - 1,
+        n_eligible=max(len(t) - 2, 0), alpha=2.0, beta=-2.0, manifest=manifest,
+        reason="" if text else "empty",
+        **(scored if text else dict.fromkeys(scored)),
+      )
+    )  # fmt: skip
+  writer.write(rows)
+  lines = [json.dumps({"id": f"d{k}", "text": x}) for k, x in enumerate(texts)]
+  path = folder / "corpus.jsonl"
+  path.write_text("\n".join(lines) + "\n")
+  return str(path)
+
+
+def test_documents_come_with_most_key_tokens_first(tmp_path):
+  """Matched by id and hash; one that was not scored has no map."""
+  texts = ["x" * 20, "é" * 90, "", "🙂" * 60]
+  path = write_store(tmp_path, texts, n_chars=50)
+  found = heatmap.heatmap_documents(tmp_path, [path], "text", 9)
+  assert [d["doc_id"] for d in found] == ["d1", "d0", "d3"]
+  assert [int(d["key_mask"].sum()) for d in found] == [16, 9, 9]
+  # What was cut off before scoring is not shown.
+  assert [d["text"] for d in found] == ["é" * 50, "x" * 20, "🙂" * 50]
+  assert heatmap.build_heatmap(found[0]).n_key == 16
+  nested = tmp_path / "key_tokens"
+  (first,) = heatmap.heatmap_documents(
+    nested, [path], "text", 1, thresholds=(2.0, -1.25)
+  )
+  # Every second key token has a long log-prob of -1.5.
+  assert (first["doc_id"], int(first["key_mask"].sum())) == ("d1", 8)
+
+
+def test_other_texts_have_no_map(tmp_path):
+  path = write_store(tmp_path, ["x" * 20, "y" * 20])
+  lines = (tmp_path / "corpus.jsonl").read_text()
+  (tmp_path / "corpus.jsonl").write_text(lines.replace("yy", "zz"))
+  with pytest.raises(ValueError, match=r"\('d1'\) with another text"):
+    heatmap.heatmap_documents(tmp_path, [path], "text", 1)
+
+
+def test_without_texts_or_log_probs_the_log_says_what_to_give(tmp_path, caplog):
+  path = write_store(tmp_path, ["x" * 20], detail="keys")
+  with caplog.at_level("INFO"):
+    assert heatmap.heatmap_documents(tmp_path, [], "text", 3) == []
+    assert heatmap.heatmap_documents(tmp_path / "w", [path], "text", 3) == []
+    assert heatmap.heatmap_documents(tmp_path, [path], "text", 3) == []
+  said = [record.getMessage() for record in caplog.records]
+  assert len(said) == 3 and "with --data" in said[0]
+  assert "name one with --keys" in said[1]
+  assert "score with --detail tokens" in said[2]

@@ -16,12 +16,12 @@ import pytest
 import tokenizers
 from conftest import one_device_mesh
 
-from longctx_jax import evaluation, key_tokens, longppl, spans, testing
+from longctx_jax import evaluation, key_tokens, longppl, protocol, testing
 from longctx_jax.tokenizer import TextTokenizer
 
 K, D = 48, 16
 # A tiny model gains little from context; these thresholds make many keys.
-THRESHOLDS = dict(alpha=0.05, beta=-6.0)
+THRESHOLDS = dict(alpha=0.05, beta=-7.0)
 WINDOWS = dict(short_len=K, stride=D)
 TEXTS = [
   testing.synthetic_document(1, num_words=32),
@@ -281,7 +281,7 @@ def test_key_tokens_of_unlike_runs_are_not_pooled(models, keys_by_protocol):
   mixed = [keys_by_protocol["paper"][0], keys_by_protocol["strict"][1]]
   with pytest.raises(ValueError, match="document '1' .*: protocol differ"):
     longppl.compute_longppl(TEXTS, models["same"], mixed)
-  loose = [mixed[0], keys_by_protocol["paper"][1].with_thresholds(0.0, -6.0)]
+  loose = [mixed[0], keys_by_protocol["paper"][1].with_thresholds(0.0, -7.0)]
   with pytest.raises(ValueError, match=": alpha differ"):
     longppl.compute_longppl(TEXTS, models["same"], loose)
 
@@ -292,6 +292,24 @@ def test_a_model_without_a_tokenizer_is_refused(evaluator, keys):
     longppl.find_key_tokens(TEXTS, bare, **WINDOWS)
   with pytest.raises(ValueError, match="tiny-0 has no tokenizer files"):
     longppl.compute_longppl(TEXTS, bare, keys)
+
+
+def test_every_model_under_paper_must_do_without_its_bos(
+  models, keys_by_protocol, monkeypatch
+):
+  """Cases A11: the model under test is checked as the evaluator is."""
+
+  def refuse(scorer, text):
+    assert text == max(TEXTS, key=len)
+    raise ValueError(f"{scorer.model.name} needs its BOS")
+
+  monkeypatch.setattr(protocol, "check_bos", refuse)
+  model = models["same"]
+  longppl.compute_longppl(TEXTS, model, keys_by_protocol["strict"])
+  with pytest.raises(ValueError, match="tiny-1 needs its BOS"):
+    longppl.compute_longppl(TEXTS, model, keys_by_protocol["paper"])
+  with pytest.raises(ValueError, match="tiny-1 needs its BOS"):
+    longppl.find_key_tokens(["", *TEXTS], model, **WINDOWS)
 
 
 def test_bad_settings_are_refused_before_anything_runs(evaluator):
@@ -359,10 +377,10 @@ def test_a_document_with_high_thresholds_has_no_key_tokens(models, keys):
 def test_other_thresholds_equal_finding_anew(evaluator, keys, monkeypatch):
   """Cases J6: alpha and beta are free where log-probs are stored."""
   anew = longppl.find_key_tokens(
-    TEXTS, evaluator, protocol_name="strict", alpha=0.3, beta=-7.0, **WINDOWS
+    TEXTS, evaluator, protocol_name="strict", alpha=0.3, beta=-7.5, **WINDOWS
   )
   monkeypatch.setattr(longppl, "_scorer", None)
-  restated = [one.with_thresholds(0.3, -7.0) for one in keys]
+  restated = [one.with_thresholds(0.3, -7.5) for one in keys]
   for one, other, before in zip(restated, anew, keys, strict=True):
     np.testing.assert_array_equal(one.key_mask, other.key_mask)
     np.testing.assert_array_equal(one.spans, other.spans)
@@ -426,17 +444,18 @@ def test_document_scores_come_with_the_key_tokens(keys):
     assert scores["n_near_threshold"] < 10
 
 
-def test_spans_are_the_characters_of_key_tokens(keys):
-  """Cases A10: cut from the text as it was given."""
-  for text, one in zip(TEXTS, keys, strict=True):
-    again = spans.project(one.spans, one.offsets, policy="contained")
-    np.testing.assert_array_equal(again, one.key_mask)
-    for start, end in one.spans.tolist():
-      ids = [
-        testing.byte_tokenizer().encode(char).ids for char in text[start:end]
-      ]
-      inside = (one.offsets[:, 0] >= start) & (one.offsets[:, 1] <= end)
-      assert inside.sum() == sum(map(len, ids))
+def test_every_byte_of_a_key_character_is_key(evaluator, keys):
+  """Cases A5, A10: spans are characters of the text as it was given."""
+  result = longppl.compute_longppl(TEXTS, evaluator, keys)
+  for text, one, own in zip(TEXTS, keys, result.documents, strict=True):
+    key_characters = set(one.offsets[one.key_mask, 0].tolist())
+    by_span = {
+      i for start, end in one.spans.tolist() for i in range(start, end)
+    }
+    assert by_span == key_characters
+    n_bytes = sum(len(text[i].encode()) for i in key_characters)
+    assert own.n_key_tokens == own.key_bytes == n_bytes
+  assert n_bytes > one.key_mask.sum()
 
 
 def test_no_reason_is_unknown_to_the_evaluation():

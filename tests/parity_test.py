@@ -101,8 +101,6 @@ def test_a_config_survives_transformers(name, tmp_path):
   assert config_lib.from_hf(theirs.to_dict(), source=name) == config
 
 
-
-
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("schema", ["new", "old", "oldest"])
 @pytest.mark.parametrize("name", ROPES)
@@ -132,22 +130,102 @@ def test_rope_tables_are_those_of_transformers(name, schema, head_dim):
   ours = config_lib.from_hf(fields, source=name).rope
   assert ours == table
   np.testing.assert_array_max_ulp(
-    rope.inverse_frequencies(ours, head_dim), theirs.inv_freq.numpy(), 4
+    rope.inverse_frequencies(ours, head_dim), theirs.inv_freq.numpy(), 2
   )
   np.testing.assert_allclose(
     ours.attention_factor, theirs.attention_scaling, rtol=1e-7
   )
-  positions = np.array([[0, 1, 257, 4095, 8193, 131071]])
-  cos, sin = theirs(torch.zeros(1), torch.from_numpy(positions))
-  half = head_dim // 2
-  for mine, other in zip(
-    rope.rope_table(ours, head_dim, jnp.asarray(positions)),
-    (cos, sin),
-    strict=True,
-  ):
-    print(name, schema, head_dim, np.abs(mine-other.numpy()[...,:half]).max())
-    np.testing.assert_allclose(mine, other.numpy()[..., :half], atol=1e-3)
+  positions = np.array([[0, 1, 257, 4095, 8193]])
+  expected = theirs(torch.zeros(1), torch.from_numpy(positions))
+  table = rope.rope_table(ours, head_dim, jnp.asarray(positions))
+  for mine, other in zip(table, expected, strict=True):
+    half = other.numpy()[..., : head_dim // 2]
+    np.testing.assert_allclose(mine, half, atol=1e-3)
 
 
 def test_every_rope_type_is_compared():
   assert {table.rope_type for table in ROPES.values()} == set(rope.ROPE_TYPES)
+
+
+def save_model(folder, config, *, seed, add_bos=False):
+  testing.RandomSource(config, seed=seed).save(folder, add_bos=add_bos)
+  return folder
+
+
+def save_other_tokenizer(folder, text):
+  """Puts a tokenizer with merges, learnt from the text, in place."""
+  tokenizer = testing.byte_tokenizer()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=400,
+    special_tokens=[testing.BOS],
+    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  tokenizer.train_from_iterator([text], trainer)
+  tokenizer.save(str(folder / "tokenizer.json"))
+
+
+ASCII = testing.synthetic_document(5, num_words=230)
+OTHER = "".join(
+  c if i % 7 else c + "é🙂中"[i % 3] for i, c in enumerate(ASCII[:900])
+)
+
+
+def check_against_reference(
+  text, model, evaluator, torch_model, torch_evaluator, **thresholds
+):
+  """Everything of both, for one document; returns theirs and our result."""
+  sizes = {name: thresholds.pop(name) for name in ("short_len", "stride")}
+  theirs = torch_reference.run_reference(
+    text, *torch_model, *torch_evaluator, **sizes, **thresholds
+  )
+  keys = lc.find_key_tokens(text, evaluator, **sizes, **thresholds)
+  ids = evaluator.tokenizer.encode(text, add_special_tokens=True).ids
+  np.testing.assert_array_equal(ids, theirs.ids)
+  np.testing.assert_allclose(
+    -keys.long_log_probs, theirs.long_nll, rtol=0, atol=5e-4
+  )
+  np.testing.assert_allclose(
+    -keys.short_log_probs, theirs.short_nll, rtol=0, atol=5e-4
+  )
+  # Precondition: no token so near a threshold that rounding may decide.
+  gain = theirs.short_nll - theirs.long_nll
+  margins = [
+    np.nanmin(np.abs(gain - thresholds["alpha"])),
+    np.abs(theirs.long_nll + thresholds["beta"]).min(),
+  ]
+  assert min(margins) > 2e-5, margins
+  result = lc.compute_longppl(text, model, keys)
+  offsets = model.tokenizer.encode(text, add_special_tokens=False).offsets
+  targets = spans.project(keys.spans, offsets[1:], policy="contained")
+  assert np.flatnonzero(targets).tolist() == theirs.targets
+  assert result.n_key_tokens == len(theirs.targets) >= 50
+  np.testing.assert_allclose(result.longppl, theirs.longppl, rtol=2e-5)
+  np.testing.assert_allclose(result.ppl, theirs.ppl, rtol=2e-5)
+  return theirs, keys
+
+
+@pytest.mark.parametrize("text", [ASCII, OTHER], ids=["ascii", "multibyte"])
+@pytest.mark.parametrize("add_bos", [False, True])
+@pytest.mark.parametrize("name", ["llama_llama3", "mistral", "qwen2", "qwen3"])
+def test_key_tokens_are_the_references(name, add_bos, text, mesh, tmp_path):
+  # cases A5, C9: the evaluator reads a BOS, the model under test never
+  folder = save_model(tmp_path, tiny(name), seed=4, add_bos=add_bos)
+  ours, theirs = (
+    lc.load_model(folder, mesh=mesh),
+    torch_reference.load_folder(folder),
+  )
+  run, keys = check_against_reference(
+    text,
+    ours,
+    ours,
+    theirs,
+    theirs,
+    short_len=100,
+    stride=30,
+    alpha=0.03,
+    beta=-7.0,
+  )
+  keys.to_slices(tmp_path / "slices.txt")
+  slices = spans.read_slices(tmp_path / "slices.txt").tolist()
+  print("KEYS", len(run.targets))

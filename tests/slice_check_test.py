@@ -134,7 +134,7 @@ def test_slices_of_texts_with_bos_are_recognised(
   """Paper 3.2: "<s>" at the start moves everything; both ways."""
   moved = folder_of(key_spans(text) + len(bos) for text in texts())
   report = slice_check.check_slices(moved, corpus_of(texts()), tokenizer)
-  assert report.share() < 0.5 and report.share(-len(bos)) == 1.0
+  assert report.share() < 0.6 and report.share(-len(bos)) == 1.0
   assert report.shift == -len(bos)
   assert f"Moved by -{len(bos)} characters, 100% of all edges" in report.problem
   assert "the slices were cut from texts that start with '<s>'" in (
@@ -157,7 +157,7 @@ def test_documents_in_another_order_are_named(folder, corpus_of, tokenizer):
   swapped = corpus_of([first, third, padded])
   report = slice_check.check_slices(folder, swapped, tokenizer)
   assert [bool(fit.misfit) for fit in report.documents] == [False, True, True]
-  assert all(fit.share < 0.5 for fit in report.documents[1:])
+  assert all(fit.share < 0.6 for fit in report.documents[1:])
   assert report.shift == 0
   assert report.problem.startswith(
     "the slices of 2 of 3 documents don't fit, 'd1' first"
@@ -186,14 +186,16 @@ def test_text_that_differs_from_its_middle_on_is_found(
 
 def test_spans_behind_a_text_are_counted(folder, corpus_of, tokenizer):
   first, second, third = texts()
-  length = int(key_spans(second)[-2, 1])
-  cut = corpus_of([first, second[:length], third])
+  end = int(key_spans(second)[-1, 1])
+  cut = corpus_of([first, second[: end - 1], third])
   for report in (
     slice_check.check_slices(folder, cut, tokenizer),
     slice_check.check_slices(folder, cut),
   ):
     assert [fit.n_outside for fit in report.documents] == [0, 1, 0]
     assert "'d1' first (outside the text)" in report.problem
+  whole = corpus_of([first, second[:end], third])
+  assert slice_check.check_slices(folder, whole).problem == ""
 
 
 @pytest.mark.parametrize("bos", [False, True])

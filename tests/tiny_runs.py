@@ -13,7 +13,6 @@ K, D = 32, 16
 # Random models are sure of nothing: thresholds at which they have key tokens.
 ALPHA, BETA = 0.5, -20.0
 FLAGS = (
-  "--config.scoring.backend=blockwise",  # TEMP
   f"--config.longppl.short_len={K}",
   f"--config.longppl.stride={D}",
   f"--config.longppl.alpha={ALPHA}",
@@ -29,7 +28,6 @@ def make_config(**fields):
   """
   config = runpy.run_path(str(ROOT / "configs" / "longppl.py"))["get_config"]()
   config.lock()
-  config.scoring.backend = "blockwise"  # TEMP
   config.longppl.update(short_len=K, stride=D, alpha=ALPHA, beta=BETA)
   config.update_from_flattened_dict(
     {name.replace("__", "."): value for name, value in fields.items()}

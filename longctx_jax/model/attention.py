@@ -23,7 +23,7 @@ BACKENDS = ("plain", "blockwise", "splash", "cudnn")
 _CHECKED_LENGTHS = (64, 100, 128, 192)
 # Largest error over the largest value. A TPU multiplies float32 in bfloat16
 # passes by default; a mask that is off by one key is off by 0.1 and more.
-_TOLERANCES = {"float32": 2e-2, "bfloat16": 4e-2, "float16": 1e-2}
+_TOLERANCES = {"float32": 2e-2, "bfloat16": 3e-2, "float16": 5e-3}
 
 
 def attention(
@@ -129,7 +129,7 @@ def choose_backend(config: ModelConfig, *, dtype: Any) -> str:
     dtype: of the activations.
   """
   backend = {"tpu": "splash", "gpu": "cudnn"}.get(jax.default_backend())
-  cudnn_can = not config.sink_len and jnp.dtype(dtype) in CUDNN_DTYPES
+  cudnn_can = not config.sink_len and jnp.dtype(dtype).name in CUDNN_DTYPES
   if backend is None or (backend == "cudnn" and not cudnn_can):
     return "blockwise"
   fault = find_fault(_FUNCTIONS[backend], config, dtype=dtype)
@@ -179,51 +179,50 @@ def _compare(function, config, length, case, dtype):
   kv_heads = min(config.num_kv_heads, 2)
   heads = config.num_heads // config.num_kv_heads * kv_heads
   rng = np.random.default_rng(length)
-  q, k, v = (
-    rng.normal(size=(2, length, n, config.head_dim))
-    for n in (heads, kv_heads, kv_heads)
+  q, k, v, weights = (
+    rng.normal(size=(2, rows, n, config.head_dim)).astype(np.float32)
+    for rows, n in (
+      (length, heads),
+      (length, kv_heads),
+      (length, kv_heads),
+      (2 * real - first, heads),
+    )
   )
   # A padded key that is seen makes itself felt.
   for x in (q, k, v):
     x[:, real:] *= 10
-  q, k, v = (jnp.asarray(x, dtype) for x in (q, k, v))
-  weights = rng.normal(size=(2, 2 * real - first, heads, config.head_dim))
+  qkv = [jnp.asarray(x, dtype) for x in (q, k, v)]
 
-  def run(function, q, k, v):
+  def run(function, *qkv):
+    call = functools.partial(
+      function,
+      **case,
+      segment_ids=None,
+      softcap=0.0,
+      scale=config.head_dim**-0.5,
+    )
+
     def loss(q, k, v):
-      call = functools.partial(
-        function,
-        **case,
-        segment_ids=None,
-        softcap=0.0,
-        scale=config.head_dim**-0.5,
-      )
       whole = call(q, k, v, q_offset=0)[:, :real]
       last = call(q[:, first:], k, v, q_offset=first)[:, : real - first]
       out = jnp.concatenate([whole, last], axis=1).astype(jnp.float32)
-      return (weights.astype(np.float32) * out).sum(), out
+      return (weights * out).sum(), out
 
-    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
-    (_, out), grads = run(q, k, v)
+    graded = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+    (_, out), grads = graded(*qkv)
     return [np.asarray(x, np.float32) for x in (out, *grads)]
 
-  got = run(function, q, k, v)
+  got = run(function, *qkv)
   with jax.default_matmul_precision("highest"):
     out, *grads = run(
-      plain_attention, *(x[:, :real].astype(jnp.float32) for x in (q, k, v))
+      plain_attention, *(x[:, :real].astype(jnp.float32) for x in qkv)
     )
   padding = ((0, 0), (0, length - real), (0, 0), (0, 0))
   expected = [out, *(np.pad(x, padding) for x in grads)]
-  for name, a, b in zip(
-    ("output", "gradient of q", "gradient of k", "gradient of v"),
-    got,
-    expected,
-    strict=True,
-  ):
-    error, limit = (
-      np.abs(a - b).max() / np.abs(b).max(),
-      _TOLERANCES[dtype.name],
-    )
+  names = ("output", "gradient of q", "gradient of k", "gradient of v")
+  limit = _TOLERANCES[dtype.name]
+  for name, a, b in zip(names, got, expected, strict=True):
+    error = np.abs(a - b).max() / np.abs(b).max()
     if not error <= limit:  # NaN too
-      return f"{name} is off by {error:.2g} of its range (limit {limit})"
+      return f"{name} is off by {error:.2g} of its range (limit {limit:g})"
   return ""

@@ -39,7 +39,7 @@ def cudnn_attention(
     softcap=softcap > 0,
   )
   refused = [name for name, present in asked.items() if present]
-  if q.dtype not in DTYPES:
+  if q.dtype.name not in DTYPES:
     refused.append(f"dtype {q.dtype} (only {' and '.join(DTYPES)})")
   if refused:
     raise ValueError(

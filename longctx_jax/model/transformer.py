@@ -170,7 +170,7 @@ class Transformer(nnx.Module):
       score_rows: static (start, stop): the only rows whose output is needed.
         The last layer computes queries and MLP only there. For inference: the
         layers are scanned by index, which costs memory under gradient.
-      backend: attention backend.
+      backend: one of `attention.BACKENDS`.
 
     Returns:
       [B, S, D], or [B, stop - start, D] with `score_rows`.

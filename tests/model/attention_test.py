@@ -1,9 +1,17 @@
+import functools
+import re
+
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
-from longctx_jax.model import attention, blockwise
+from longctx_jax import sharding, testing
+from longctx_jax.model import attention, blockwise, cudnn, splash
 
 # rows, keys, first row, window, sink, segments, cap
 CASES = [
@@ -73,42 +81,283 @@ def test_plain_attention_is_the_definition(rng, case):
   np.testing.assert_allclose(got, definition(qkv, kwargs), atol=2e-6)
 
 
-@pytest.mark.parametrize("block", [16, 256])
-@pytest.mark.parametrize("case", CASES)
-def test_blockwise_equals_plain_in_value_and_gradient(
-  rng, monkeypatch, case, block
-):
-  monkeypatch.setattr(blockwise, "_BLOCK", block)
-  qkv, kwargs = problem(rng, case)
+@pytest.fixture
+def interpreted(monkeypatch):
+  """Makes the backend `splash` run on CPU."""
+  function = functools.partial(splash.splash_attention, interpret=True)
+  monkeypatch.setitem(attention._FUNCTIONS, "splash", function)
+
+
+def assert_equals_plain(rng, backend, qkv, kwargs):
+  """In value and gradient."""
   weights = jnp.asarray(rng.normal(size=qkv[0].shape), jnp.float32)
 
-  def loss(backend):
-    def of(*qkv):
+  def run(backend):
+    def loss(*qkv):
       out = attention.attention(*qkv, **kwargs, backend=backend)
       return (weights * out).sum(), out
 
-    return jax.value_and_grad(of, (0, 1, 2), has_aux=True)(*qkv)
+    return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*qkv)
 
-  (_, got), got_grads = loss("blockwise")
-  (_, expected), expected_grads = loss("plain")
+  (_, got), got_grads = run(backend)
+  (_, expected), expected_grads = run("plain")
   np.testing.assert_allclose(got, expected, atol=2e-6)
   for a, b in zip(got_grads, expected_grads, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 192])
-def test_head_sizes(rng, head_dim):
+@pytest.mark.parametrize("block", [16, 256])
+@pytest.mark.parametrize("case", CASES)
+def test_blockwise_equals_plain(rng, monkeypatch, case, block):
+  monkeypatch.setattr(blockwise, "_BLOCK", block)
+  assert_equals_plain(rng, "blockwise", *problem(rng, case))
+
+
+@pytest.mark.parametrize(
+  "case",
+  [
+    (37, 37, 0, 0, 0, False, 0.0),
+    (50, 129, 79, 30, 4, False, 20.0),
+    (31, 200, 100, 40, 70, True, 0.0),
+    (250, 1000, 750, 300, 4, False, 0.0),  # blocks of 256 and 512
+  ],
+)
+def test_splash_equals_plain(rng, interpreted, case):
+  assert_equals_plain(rng, "splash", *problem(rng, case))
+
+
+@pytest.mark.parametrize(
+  ("backend", "head_dim"),
+  [("blockwise", n) for n in (16, 64, 80, 96, 192)]
+  + [("splash", n) for n in (64, 80, 192)],
+)
+def test_head_sizes(rng, interpreted, backend, head_dim):
   # cases F9
   qkv, kwargs = problem(rng, (40, 40, 0, 0, 0, False, 0.0), head_dim)
-  got = attention.attention(*qkv, **kwargs)
+  kwargs["scale"] = head_dim**-0.5
+  got = attention.attention(*qkv, **kwargs, backend=backend)
   expected = attention.attention(*qkv, **kwargs, backend="plain")
   np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-def test_bfloat16_stays_close_to_float32(rng):
+@pytest.mark.parametrize(
+  ("sizes", "spec"),
+  [
+    # "context" takes no part.
+    ({"fsdp": 2, "tensor": 2, "context": 2}, ("fsdp", None, "tensor")),
+    # 4 does not divide the 2 key heads, nor 8 the batch of 2.
+    ({"fsdp": 2, "tensor": 4}, ("fsdp",)),
+    ({"fsdp": 8}, ()),
+  ],
+)
+def test_splash_is_split_over_the_mesh(rng, interpreted, sizes, spec):
+  mesh = sharding.make_mesh(sizes)
+  qkv, kwargs = problem(rng, (9, 20, 11, 5, 2, True, 0.0))
+  with jax.set_mesh(mesh):
+    assert_equals_plain(rng, "splash", qkv, kwargs)
+    out = attention.attention(*qkv, **kwargs, backend="splash")
+  expected = NamedSharding(mesh, PartitionSpec(*spec))
+  assert out.sharding.is_equivalent_to(expected, out.ndim)
+
+
+def test_a_model_with_splash_equals_itself(rng, interpreted, mesh):
+  # Windows that differ by layer, and last rows only, inside the scan.
+  config = testing.tiny_config(windows=(0, 5, 5), num_layers=3, sink_len=2)
+  model = testing.tiny_model(config, mesh=mesh)
+  ids = jnp.asarray(rng.integers(0, 256, (2, 23)))
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def hidden(backend):
+    module = nnx.merge(model.graphdef, model.params)
+    return module(ids, score_rows=(11, 17), backend=backend)
+
+  np.testing.assert_allclose(hidden("splash"), hidden("plain"), atol=1e-5)
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(deadline=None)
+def test_a_block_of_the_splash_mask_is_cut_from_the_whole(data):
+  window = data.draw(st.integers(0, 40))
+  sight = splash._Sight(
+    num_q=24,
+    num_k=48,
+    q_offset=data.draw(st.integers(0, 40)),
+    window=window,
+    sink_len=data.draw(st.integers(0, 40)) if window else 0,
+  )
+  rows = sight.q_offset + np.arange(24)[:, None]
+  keys = np.arange(48)[None]
+  whole = keys <= rows
+  if window:
+    whole &= (keys > rows - window) | (keys < sight.sink_len)
+  block = tuple(
+    slice(first * size, (first + 1) * size)
+    for first, size in (
+      (data.draw(st.integers(0, n // size - 1)), size)
+      for n, size in zip((24, 48), (4, 8), strict=True)
+    )
+  )
+  np.testing.assert_array_equal(sight[block], whole[block])
+
+
+def test_the_splash_mask_shares_its_uniform_blocks():
+  # cases E5: 2**40 pairs of positions
+  sight = splash._Sight(2**20, 2**20, q_offset=0, window=2**16, sink_len=2**10)
+  first, last = slice(0, 512), slice(2**20 - 512, 2**20)
+  sink, forgotten = slice(512, 1024), slice(1024, 1536)
+  assert sight[last, first] is sight[last, sink]
+  assert sight[last, forgotten] is sight[first, last]
+  assert sight[last, sink].all() and not sight[last, forgotten].any()
+
+
+@pytest.mark.parametrize(
+  "case",
+  [case for case in CASES if not any(case[4:])] + [(9, 99, 5, 7, 0, 0, 0)],
+)
+def test_cudnn_is_asked_for_plain_attention(rng, monkeypatch, case):
+  # The kernel needs a GPU; XLA takes the same arguments.
+  compute = jax.nn.dot_product_attention
+
+  def stand_in(*args, implementation, **kwargs):
+    assert implementation == "cudnn"
+    assert all(x.shape[1] % 128 == 0 for x in args)
+    return compute(*args, **kwargs, implementation="xla")
+
+  monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+  monkeypatch.setattr(cudnn, "DTYPES", ("float32",))
+  assert_equals_plain(rng, "cudnn", *problem(rng, case))
+
+
+@pytest.mark.parametrize(
+  ("case", "dtype", "named"),
+  [
+    ((9, 9, 0, 4, 2, False, 0.0), jnp.float16, "sink_len"),
+    ((9, 9, 0, 0, 0, True, 0.0), jnp.bfloat16, "segment_ids"),
+    ((9, 9, 0, 0, 0, False, 5.0), jnp.bfloat16, "softcap"),
+    ((9, 9, 0, 0, 0, False, 0.0), jnp.float32, "dtype float32"),
+  ],
+)
+def test_cudnn_refuses_what_it_has_not(rng, case, dtype, named):
+  qkv, kwargs = problem(rng, case, dtype=dtype)
+  with pytest.raises(ValueError, match=f"not do {named}.*use 'blockwise'"):
+    attention.attention(*qkv, **kwargs, backend="cudnn")
+
+
+def wrong_offset(*qkv, q_offset, **kwargs):
+  return attention.plain_attention(*qkv, q_offset=0, **kwargs)
+
+
+def sees_ahead(*qkv, q_offset, **kwargs):
+  return attention.plain_attention(*qkv, q_offset=q_offset + 1, **kwargs)
+
+
+def wide_window(*qkv, window, **kwargs):
+  window += window > 0
+  return attention.plain_attention(*qkv, window=window, **kwargs)
+
+
+def no_sink(*qkv, sink_len, **kwargs):
+  return attention.plain_attention(*qkv, sink_len=0, **kwargs)
+
+
+def mixed_heads(q, k, v, **kwargs):
+  return attention.plain_attention(q, k[:, :, ::-1], v[:, :, ::-1], **kwargs)
+
+
+def nan_at_100(*qkv, **kwargs):
+  out = attention.plain_attention(*qkv, **kwargs)
+  return out * (jnp.nan if out.shape[1] == 100 else 1)
+
+
+def nan_gradient(q, k, v, **kwargs):
+  return attention.plain_attention(q, k, v + 0 * jnp.sqrt(0 * v), **kwargs)
+
+
+def no_gradient(q, k, v, **kwargs):
+  return attention.plain_attention(q, jax.lax.stop_gradient(k), v, **kwargs)
+
+
+def crash(*qkv, **kwargs):
+  raise NotImplementedError("no such kernel\non this chip")
+
+
+@pytest.mark.parametrize(
+  ("function", "fault"),
+  [
+    (wrong_offset, "length 64, window 0: output is off by"),
+    (sees_ahead, "length 64, window 0: output is off by"),
+    (wide_window, "length 64, window 24: output is off by 0.[1-9]"),
+    (no_sink, "length 64, window 24: output is off by"),
+    (mixed_heads, "length 64, window 0: output is off by"),
+    (nan_at_100, "length 100, window 0: output is off by nan"),
+    (nan_gradient, "length 64, window 0: gradient of v is off by nan"),
+    (no_gradient, "length 64, window 0: gradient of k is off by 1"),
+    (crash, "length 64, window 0: NotImplementedError: no such kernel$"),
+  ],
+)
+def test_the_self_check_names_the_fault(function, fault):
+  # cases D6
+  config = testing.tiny_config(windows=(0, 100), sink_len=9)
+  found = attention.find_fault(function, config, dtype="bfloat16")
+  assert re.match(fault, found), found
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_self_check_passes_blockwise(dtype):
+  config = testing.tiny_config(windows=(100, 100), sink_len=9)
+  assert not attention.find_fault(
+    blockwise.blockwise_attention, config, dtype=dtype
+  )
+
+
+@pytest.mark.slow
+def test_the_self_check_passes_splash():
+  function = functools.partial(splash.splash_attention, interpret=True)
+  config = testing.tiny_config(windows=(0, 100), sink_len=9)
+  assert not attention.find_fault(function, config, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+  ("platform", "dtype", "sink_len", "expected"),
+  [
+    ("cpu", "float32", 0, "blockwise"),
+    ("tpu", "float32", 2, "splash"),
+    ("gpu", "bfloat16", 0, "cudnn"),
+    ("gpu", "float32", 0, "blockwise"),
+    ("gpu", "float16", 2, "blockwise"),
+  ],
+)
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_choice_follows_platform_and_self_check(
+  monkeypatch, platform, dtype, sink_len, expected, broken
+):
+  # cases D6: one line says why a backend is skipped.
+  monkeypatch.setattr(attention, "_CHECKED_LENGTHS", (64,))
+  warnings = []
+  function = crash if broken else attention.plain_attention
+  for name in ("splash", "cudnn"):
+    monkeypatch.setitem(attention._FUNCTIONS, name, function)
+  monkeypatch.setattr(jax, "default_backend", lambda: platform)
+  monkeypatch.setattr(
+    attention.logging,
+    "warning",
+    lambda line, *args: warnings.append(line % args),
+  )
+  config = testing.tiny_config(windows=(7, 7), sink_len=sink_len)
+  got = attention.choose_backend.__wrapped__(config, dtype=dtype)
+  if broken and expected != "blockwise":
+    assert got == "blockwise"
+    assert len(warnings) == 1
+    assert f"{expected} failed" in warnings[0] and "no such" in warnings[0]
+  else:
+    assert (got, warnings) == (expected, [])
+
+
+@pytest.mark.parametrize("backend", ["blockwise", "splash"])
+def test_bfloat16_stays_close_to_float32(rng, interpreted, backend):
   qkv, kwargs = problem(rng, (100, 100, 0, 0, 0, False, 0.0))
   low = [x.astype(jnp.bfloat16) for x in qkv]
-  got = attention.attention(*low, **kwargs)
+  got = attention.attention(*low, **kwargs, backend=backend)
   assert got.dtype == jnp.bfloat16
   exact = attention.attention(*[x.astype(jnp.float32) for x in low], **kwargs)
   np.testing.assert_allclose(got.astype(jnp.float32), exact, atol=2e-2)

@@ -1,0 +1,225 @@
+"""Which tests answer which of the known cases, and that they are there.
+
+The rows are those of the survey of what users of long-context evaluation get
+bitten by: A tokenizers, offsets and BOS; B formats; C short, empty and odd
+texts; D precision; J protocol and reproducibility; L usability.
+"""
+
+import ast
+import functools
+import pathlib
+
+import pytest
+
+TESTS = pathlib.Path(__file__).parent
+ROWS = {"A": 14, "B": 7, "C": 9, "D": 8, "J": 10, "L": 7}
+# Chat prompts and generated benchmarks, which there are none of here.
+OUTSIDE = {"A12", "B3", "B4", "J7", "J8"}
+
+CASES = {
+  "A1": """
+    tokenizer_test::test_offsets_equal_those_of_the_tokenizers_library
+    tokenizer_test::test_every_byte_of_a_character_has_the_character
+    tokenizer_test::test_offsets_that_nothing_proves_are_an_error""",
+  "A2": """
+    tokenizer_test::test_offsets_equal_those_of_the_tokenizers_library
+    tokenizer_test::test_offsets_do_not_drift_over_a_thousand_emoji""",
+  "A3": """
+    tokenizer_test::test_wrong_offsets_are_rebuilt_with_one_warning
+    tokenizer_test::test_offsets_that_nothing_proves_are_an_error
+    protocol_test::test_reasons""",
+  "A4": """
+    tokenizer_test::test_wrong_offsets_are_rebuilt_with_one_warning
+    score_test::test_every_document_that_has_no_keys_says_why""",
+  "A5": """
+    spans_test::test_all_byte_tokens_of_a_key_character_are_key
+    spans_test::test_repeated_spans_of_one_character_collapse
+    evaluation_test::test_sums_are_those_of_a_brute_force_count
+    longppl_test::test_every_byte_of_a_key_character_is_key""",
+  "A6": """
+    pieces_test::test_a_prefix_that_the_text_lacks_covers_nothing
+    pieces_test::test_a_lone_prefix_does_not_borrow_a_word
+    tokenizer_test::test_a_prefix_covers_only_what_the_text_has""",
+  "A7": """
+    spans_test::test_straddling_token_is_key_only_under_overlap
+    spans_test::test_projection_equals_the_double_loop
+    longppl_test::test_longppl_is_the_papers""",
+  "A8": """
+    evaluation_test::test_a_key_first_token_is_counted_and_moves_no_value
+    spans_test::test_reference_toy_cases""",
+  "A9": """
+    tokenizer_test::test_ids_survive_the_way_through_their_text
+    tokenizer_test::test_ids_whose_text_was_cleaned_up_are_refused""",
+  "A10": """
+    tokenizer_test::test_a_space_that_decoding_loses_moves_no_offset
+    tokenizer_test::test_a_prefix_covers_only_what_the_text_has
+    longppl_test::test_every_byte_of_a_key_character_is_key""",
+  "A11": """
+    protocol_test::test_who_reads_the_bos
+    protocol_test::test_more_than_a_nat_per_token_is_refused_with_both_numbers
+    protocol_test::test_paper_stops_at_a_model_that_needs_its_bos
+    longppl_test::test_the_manifest_names_what_the_numbers_depend_on""",
+  "A13": """
+    protocol_test::test_without_a_bos_the_first_token_is_unscored
+    protocol_test::test_nothing_is_checked_where_there_is_no_bos_to_miss""",
+  "A14": """
+    protocol_test::test_strict_gives_a_model_its_bos_in_every_window
+    protocol_test::test_paper_windows_without_bos_make_most_tokens_key
+    results_test::test_warnings_of_the_key_tokens""",
+  "B1": """
+    corpus_test::test_every_format_holds_the_same_texts
+    corpus_test::test_pretokenized_rows_decode_to_the_same_texts
+    score_test::test_a_text_has_the_same_numbers_from_every_format""",
+  "B2": "corpus_test::test_absent_data_is_refused_at_once",
+  "B5": "score_test::test_a_text_has_the_same_numbers_from_every_format",
+  "B6": """
+    scoring_test::test_scores_are_the_papers
+    corpus_test::test_pretokenized_rows_decode_to_the_same_texts""",
+  "B7": """
+    protocol_test::test_over_length_policies_at_the_limit
+    score_test::test_a_policy_for_long_documents_comes_before_any_pass""",
+  "C1": """
+    windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
+    scoring_test::test_scores_are_the_papers
+    longppl_test::test_one_id_more_than_a_window_can_be_key""",
+  "C2": """
+    longppl_test::test_documents_without_key_tokens_say_why
+    protocol_test::test_the_windows_suggested_to_a_short_document_fit
+    evaluation_test::test_the_evaluators_reason_stays_and_the_ppl_with_it
+    scripts_test::test_too_short_documents_say_which_windows_would_fit""",
+  "C3": """
+    longppl_test::test_documents_without_key_tokens_say_why
+    longppl_test::test_a_document_with_high_thresholds_has_no_key_tokens
+    results_test::test_the_commonest_reason_stands_for_all
+    score_test::test_ten_texts_without_keys_end_with_windows_that_fit
+    evaluate_test::test_documents_without_keys_are_counted_by_reason""",
+  "C4": """
+    protocol_test::test_reasons
+    longppl_test::test_documents_without_key_tokens_say_why
+    results_test::test_results_are_json_with_finite_numbers
+    metrics_test::test_perplexity_is_a_finite_json_number_or_null""",
+  "C5": """
+    protocol_test::test_a_cut_document_is_the_text_before_the_cut
+    longppl_test::test_half_a_document_scores_as_half_the_text
+    metrics_test::test_a_truncated_document_counts_only_what_was_scored""",
+  "C6": """
+    protocol_test::test_over_length_policies_at_the_limit
+    evaluation_test::test_a_shorter_context_cuts_or_skips""",
+  "C7": "tokenizer_test::test_normalized_characters_are_confirmed_or_never_key",
+  "C8": "model/gguf_test::test_a_long_run_of_one_letter_tokenizes_in_time",
+  "C9": """
+    scoring_test::test_the_first_window_is_the_long_pass_to_the_bit
+    windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
+    metrics_test::test_key_tokens_of_the_first_window_do_not_count
+    key_tokens_test::test_known_reason_excludes_key_tokens""",
+  "D1": """
+    log_probs_test::test_uniform_logits_of_bfloat16_give_the_exact_log
+    log_probs_test::test_bfloat16_inputs_give_the_float32_answer_of_those_inputs
+    """,
+  "D2": """
+    log_probs_test::test_bfloat16_inputs_give_the_float32_answer_of_those_inputs
+    longppl_test::test_the_manifest_names_what_the_numbers_depend_on""",
+  "D3": """
+    contrast_test::test_bfloat16_log_probs_are_compared_in_float32
+    key_tokens_test::test_criterion_is_taken_in_float32
+    metrics_test::test_near_threshold_is_where_the_decision_could_flip
+    results_test::test_nothing_is_counted_twice_or_lost""",
+  "D4": """
+    model/rope_test::test_table_is_the_published_formula
+    model/rope_test::test_table_at_131071_is_the_float32_product
+    model/rope_test::test_neighbouring_positions_differ_in_bfloat16_models""",
+  "D5": """
+    log_probs_test::test_chunked_equals_the_definition
+    log_probs_test::test_chunked_gradients_equal_the_plain_ones""",
+  "D6": """
+    model/attention_test::test_the_self_check_names_the_fault
+    model/attention_test::test_the_choice_follows_platform_and_self_check""",
+  "D7": """
+    log_probs_test::test_soft_cap_is_applied
+    model/attention_test::test_plain_attention_is_the_definition
+    model/config_test::test_what_is_not_understood_is_refused_by_name""",
+  "D8": "contrast_test::test_a_difference_of_800_nats_gives_gamma_exactly",
+  "J1": """
+    windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
+    scoring_test::test_scores_are_the_papers
+    metrics_test::test_pooled_equals_the_concatenation""",
+  "J2": """
+    comparison_test::test_unlike_results_are_refused_by_name
+    report_test::test_unlike_results_are_refused_unless_forced
+    longppl_test::test_key_tokens_of_unlike_runs_are_not_pooled""",
+  "J3": """
+    results_test::test_perplexities_are_one_loss_over_several_counts
+    metrics_test::test_bits_per_byte_is_the_log_of_the_byte_perplexity""",
+  "J4": """
+    scoring_test::test_window_batch_changes_nothing
+    scoring_test::test_buckets_change_nothing
+    scoring_test::test_order_of_documents_changes_nothing
+    scoring_test::test_devices_change_nothing
+    scoring_test::test_a_run_repeats_to_the_bit
+    model/transformer_test::test_padding_on_the_right_changes_nothing""",
+  "J5": """
+    evaluation_test::test_the_evaluators_own_pass_is_taken
+    evaluation_test::test_any_other_model_runs
+    longppl_test::test_the_evaluators_pass_is_the_models_own
+    evaluate_test::test_a_model_never_gets_the_numbers_of_another""",
+  "J6": """
+    longppl_test::test_key_tokens_of_another_text_are_refused
+    longppl_test::test_other_thresholds_equal_finding_anew
+    spans_test::test_code_in_a_slice_file_is_never_run
+    spans_test::test_junk_in_a_slice_file_is_named
+    key_token_slices_test::test_span_behind_its_text_is_named_with_likely_causes
+    evaluate_test::test_what_the_user_named_must_be_that_of_the_store
+    score_test::test_a_store_of_other_settings_is_refused_by_field""",
+  "J9": "model/transformer_test::test_a_bigram_model_has_the_tables_nll",
+  "J10": """
+    metrics_test::test_paper_ppl_weights_a_document_by_its_ids
+    metrics_test::test_paper_and_strict_ppl_differ_when_lengths_do
+    results_test::test_ppl_is_weighted_as_the_protocol_says
+    longppl_test::test_longppl_is_the_papers""",
+  "L1": """
+    offline_test::test_the_api_works_without_network_and_torch
+    offline_test::test_a_hub_id_says_at_once_what_to_copy_where
+    model/hf_test::test_no_folder_no_hub_is_a_clear_error""",
+  "L2": "offline_test::test_the_api_works_without_network_and_torch",
+  "L3": """
+    score_test::test_a_killed_run_ends_as_one_that_was_not
+    score_test::test_a_finished_document_is_not_scored_again
+    evaluate_test::test_a_killed_evaluation_ends_as_one_that_was_not
+    result_files_test::test_a_torn_last_line_costs_its_document_alone""",
+  "L4": "evaluate_test::test_the_rows_per_token_sum_to_the_result",
+  "L5": """
+    commands_test::test_a_mistake_is_one_line_and_status_2
+    scripts_test::test_a_documented_command_works
+    scripts_test::test_documented_flags_and_files_exist
+    configs_test::test_every_field_is_read_by_the_package""",
+  "L6": "commands_test::test_a_mistake_is_one_line_and_status_2",
+  "L7": """
+    corpus_test::test_row_ranges_together_equal_one_run
+    corpus_test::test_columns_pass_through
+    commands_test::test_a_row_range_is_two_numbers
+    score_test::test_a_finished_document_is_not_scored_again""",
+}
+
+
+@functools.cache
+def names_in(name):
+  """Names of the test functions of a file."""
+  body = ast.parse((TESTS / f"{name}.py").read_text()).body
+  return {
+    node.name
+    for node in body
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+  }
+
+
+def test_every_row_is_answered():
+  rows = {f"{group}{i + 1}" for group, n in ROWS.items() for i in range(n)}
+  assert set(CASES) == rows - OUTSIDE
+  assert all(answer.strip() for answer in CASES.values())
+
+
+@pytest.mark.parametrize("row", CASES)
+def test_the_tests_of_a_row_exist(row):
+  nodes = [node.split("::") for node in CASES[row].split()]
+  missing = [node for node in nodes if node[1] not in names_in(node[0])]
+  assert not missing

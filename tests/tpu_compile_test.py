@@ -1,0 +1,113 @@
+"""Compiles whole programs for TPU on any machine: lowering, layout, memory.
+
+Needs `pip install jax[tpu]` of the installed JAX. Nothing runs, so this says
+nothing about values; interpret mode does, in model/attention_test.py.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+from jax.experimental import topologies
+
+from longctx_jax import scoring, sharding, testing
+from longctx_jax.loading import LoadedModel
+from longctx_jax.model import hf, partition
+from longctx_jax.model.transformer import Transformer
+
+pytestmark = pytest.mark.tpu_compile
+
+GIB = 2**30
+LLAMA_8B = dict(
+  vocab_size=128256,
+  embed_dim=4096,
+  num_layers=32,
+  num_heads=32,
+  num_kv_heads=8,
+  head_dim=128,
+  mlp_dim=14336,
+  tied=False,
+  windows=(0,) * 32,
+)
+
+
+@pytest.fixture
+def mesh(monkeypatch):
+  """Eight v5e chips, 4 x fsdp and 2 x tensor."""
+  pytest.importorskip("libtpu")
+  # No metadata server is asked, and several processes may load the compiler.
+  for name, value in (
+    ("TPU_SKIP_MDS_QUERY", "1"),
+    ("TPU_WORKER_HOSTNAMES", "localhost"),
+    ("TPU_ACCELERATOR_TYPE", "v5litepod-8"),
+    ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
+  ):
+    monkeypatch.setenv(name, value)
+  topology = topologies.get_topology_desc(
+    platform="tpu", topology_name="v5e:2x4"
+  )
+  # A TPU cannot multiply bfloat16 at the precision that the tests set.
+  with jax.default_matmul_precision("default"):
+    yield sharding.make_mesh({"fsdp": 4, "tensor": 2}, topology.devices)
+
+
+def abstract_model(config, mesh):
+  """A model in bfloat16 whose parameters are shapes with shardings."""
+  abstract = nnx.eval_shape(
+    lambda: Transformer(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+  )
+  graphdef, params = nnx.split(abstract, nnx.Param)
+  shapes = {name: leaf.shape for name, leaf in hf.flatten(params).items()}
+  placed = partition.parameter_shardings(config, shapes, mesh)
+
+  def place(path, leaf):
+    name = ".".join(str(part) for part in path)
+    return leaf.replace(
+      jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=placed[name])
+    )
+
+  params = nnx.from_flat_state(
+    [(path, place(path, leaf)) for path, leaf in nnx.to_flat_state(params)]
+  )
+  return LoadedModel(
+    name="abstract",
+    graphdef=graphdef,
+    params=params,
+    config=config,
+    tokenizer=None,
+    mesh=mesh,
+    checksum="",
+    revision="",
+    weight_format="",
+  )
+
+
+def compile_pass(model, name, shape, *static, backend):
+  """The compiled pass of a scorer with the paper's windows."""
+  scorer = scoring.make_scorer(
+    model, short_len=4096, stride=1024, backend=backend
+  )
+  ids = jax.ShapeDtypeStruct(
+    shape, jnp.int32, sharding=sharding.batch_sharding(model.mesh)
+  )
+  with jax.set_mesh(model.mesh):
+    function = getattr(scorer, name)
+    return function.lower(model.params, ids, *static).compile()
+
+
+def kernels(compiled):
+  return len(re.findall(r"custom_call_target=.tpu_custom_call", compiled.as_text()))
+
+
+@pytest.mark.parametrize(
+  ("name", "shape", "static"),
+  [("window_pass", (16, 1 + 5120), (1,)), ("long_pass", (4, 1 + 32768), ())],
+)
+def test_an_8b_model_scores_on_eight_chips(mesh, name, shape, static):
+  model = abstract_model(testing.tiny_config(**LLAMA_8B), mesh)
+  compiled = compile_pass(model, name, shape, *static, backend="splash")
+  memory = compiled.memory_analysis()
+  print(name, shape, memory.argument_size_in_bytes/GIB, memory.temp_size_in_bytes/GIB, memory.peak_memory_in_bytes/GIB, kernels(compiled))
