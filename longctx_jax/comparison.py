@@ -230,7 +230,7 @@ def _notes(result):
   if result.get("longppl") is None:
     counts = result.get("null_reasons") or {}
     notes += [f"{reason}: {count}" for reason, count in counts.items()]
-  if result.get("attention") not in (None, "", "full"):
+  if result.get("attention") not in (None, "", "full", result["name"]):
     notes.append(f"attention {result['attention']}")
   return (*notes, *(result.get("warnings") or ()))
 

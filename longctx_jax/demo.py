@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import math
@@ -19,7 +20,7 @@ _CHAPTERS = ("specialnames", "compound", "types", "formatstrings")
 
 _EXPLANATION = """\
 Evaluator and model are the same here, so the thresholds fix part of this:
-beta keeps the full model's LongPPL below e^{-beta:g} = {upper:.2f}, and alpha \
+beta keeps the full model's LongPPL below e^{minus_beta:g} = {upper:.2f}, and alpha \
 raises that of a
 model cut to the evaluator's short context by e^{alpha:g} = {factor:.2f} or \
 more. The table shows
@@ -66,6 +67,12 @@ def with_chapters(
   return config
 
 
+def load_evaluator(config: ConfigDict) -> LoadedModel:
+  """The evaluator, named by its file and not by where that lies."""
+  model = score.load_model(config, config.evaluator)
+  return dataclasses.replace(model, name=pathlib.Path(model.name).name)
+
+
 def run_demo(
   config: ConfigDict, *, workdir: str | pathlib.Path, overwrite: bool = False
 ) -> str:
@@ -81,7 +88,7 @@ def run_demo(
   """
   workdir = pathlib.Path(workdir)
   config = with_chapters(config, workdir)
-  model = score.load_model(config, config.evaluator)
+  model = load_evaluator(config)
   store = score.score_corpus(
     config, workdir=workdir, overwrite=overwrite, evaluator=model
   )
@@ -110,7 +117,7 @@ def run_demo(
   )
   explanation = _EXPLANATION.format(
     alpha=config.longppl.alpha,
-    beta=config.longppl.beta,
+    minus_beta=-config.longppl.beta,
     upper=math.exp(-config.longppl.beta),
     factor=math.exp(config.longppl.alpha),
   )

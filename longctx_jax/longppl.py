@@ -17,7 +17,7 @@ from longctx_jax import (
   scoring,
   windows,
 )
-from longctx_jax.key_tokens import KeyTokens
+from longctx_jax.key_tokens import KeyTokens, require_spans
 from longctx_jax.loading import LoadedModel
 from longctx_jax.results import LongPplResult
 
@@ -166,10 +166,12 @@ def check_texts(texts: Sequence[str], keys: Sequence[KeyTokens]) -> None:
   """Checks that each text is that of its keys, and all were found alike.
 
   Raises:
-    ValueError: they are not; the document, or the settings that differ.
+    ValueError: they are not; the document, or the settings that differ. Or
+      the keys come from a store of scores alone.
   """
   if len(texts) != len(keys) or not keys:
     raise ValueError(f"{len(texts)} texts and {len(keys)} key tokens")
+  require_spans(keys[0].manifest)
   settings = [one.manifest | {"versions": None} for one in keys]
   for text, one, own in zip(texts, keys, settings, strict=True):
     if own != settings[0]:

@@ -16,7 +16,7 @@ _WORKDIR = flags.DEFINE_string("workdir", "runs/controls", "holds all output")
 def main():
   """Scores the demo's chapters three ways and prints the numbers as JSON."""
   config = demo.with_chapters(_CONFIG.value, _WORKDIR.value)
-  model = score.load_model(config, config.evaluator)
+  model = demo.load_evaluator(config)
   store = score.score_corpus(config, workdir=_WORKDIR.value, evaluator=model)
   found = controls.run_controls(config, store, model, workdir=_WORKDIR.value)
   print(json.dumps(found, indent=2))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import one_device_mesh
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from longctx_jax import (
@@ -102,8 +102,15 @@ def expected_result(text, spans, tokens, log_probs):
   )
 
 
+def letters(n, key):
+  """A problem of n tokens of one letter, some of them key."""
+  tokens = [(i, i + 1) for i in range(n)]
+  return "a" * n, [(i, i + 1) for i in key], tokens, [-1.0] * n
+
+
 @settings(deadline=None, max_examples=200)
 @given(problems())
+@example(letters(40, [0, 16, 33]))
 def test_sums_are_those_of_a_brute_force_count(problem):
   """Cases A5, A7: wholly in one span; a token counts as often as it is read."""
   text, spans, tokens, log_probs = problem
@@ -148,6 +155,20 @@ def test_a_key_first_token_is_counted_and_moves_no_value():
     unpredicted=np.array([0, 2]),
   )
   assert outside.n_unscorable_key == 0
+
+
+@pytest.mark.parametrize(
+  ("protocol_name", "unscorable"), [("paper", 1), ("strict", 0)]
+)
+def test_the_first_token_is_scored_behind_a_bos(
+  model, protocol_name, unscorable
+):
+  """Cases A8."""
+  manifest = {"protocol": protocol_name, "detail": "spans"}
+  keys = keys_of_spans([(0, 3)], TEXT, manifest=manifest)
+  _, _, (done,) = evaluate(model, keys)
+  assert done.result.n_unscorable_key == unscorable
+  assert done.result.n_key_tokens == 3 - unscorable
 
 
 def test_the_evaluators_reason_stays_and_the_ppl_with_it():
@@ -212,7 +233,8 @@ class Recorder:
     self.read = []
 
   def score_long(self, jobs):
-    for job in jobs:
+    # Like a scorer that waits for full batches.
+    for job in reversed(list(jobs)):
       self.read.append(job.ids.tolist())
       long = np.full(len(job.ids) - 1, -3.0, np.float32)
       yield scoring.Scores(job, long, long)

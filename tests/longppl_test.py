@@ -286,6 +286,15 @@ def test_key_tokens_of_unlike_runs_are_not_pooled(models, keys_by_protocol):
     longppl.compute_longppl(TEXTS, models["same"], loose)
 
 
+def test_document_scores_alone_are_no_key_tokens(models, keys):
+  manifest = keys[0].manifest | {"detail": "scores"}
+  alone = dataclasses.replace(
+    keys[0], manifest=manifest, offsets=None, spans=keys[0].spans[:0]
+  )
+  with pytest.raises(ValueError, match="scores and no key tokens"):
+    longppl.compute_longppl(TEXTS[0], models["same"], alone)
+
+
 def test_a_model_without_a_tokenizer_is_refused(evaluator, keys):
   bare = dataclasses.replace(evaluator, tokenizer=None)
   with pytest.raises(ValueError, match="tiny-0 has no tokenizer files"):

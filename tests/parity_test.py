@@ -4,16 +4,15 @@ import dataclasses
 import pathlib
 import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
 
 import longctx_jax as lc
-from longctx_jax import demo, sharding, spans, testing
+from longctx_jax import demo, spans, testing
 from longctx_jax.model import config as config_lib
-from longctx_jax.model import rope
+from longctx_jax.model import gguf, rope
 from longctx_jax.model.rope import RopeConfig
 
 pytestmark = pytest.mark.torch
@@ -21,6 +20,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "tools"))
 import torch_reference  # noqa: E402
+
+# The machine's cores are the test processes'.
+torch.set_num_threads(1)
 
 ORIGINAL = 32
 WINDOW = 5
@@ -147,13 +149,8 @@ def test_every_rope_type_is_compared():
   assert {table.rope_type for table in ROPES.values()} == set(rope.ROPE_TYPES)
 
 
-def save_model(folder, config, *, seed, add_bos=False):
-  testing.RandomSource(config, seed=seed).save(folder, add_bos=add_bos)
-  return folder
-
-
 def save_other_tokenizer(folder, text):
-  """Puts a tokenizer with merges, learnt from the text, in place."""
+  """Puts a tokenizer with merges, learnt from the text, in a folder."""
   tokenizer = testing.byte_tokenizer()
   trainer = tokenizers.trainers.BpeTrainer(
     vocab_size=400,
@@ -165,67 +162,124 @@ def save_other_tokenizer(folder, text):
   tokenizer.save(str(folder / "tokenizer.json"))
 
 
-ASCII = testing.synthetic_document(5, num_words=230)
-OTHER = "".join(
-  c if i % 7 else c + "é🙂中"[i % 3] for i, c in enumerate(ASCII[:900])
-)
-
-
 def check_against_reference(
-  text, model, evaluator, torch_model, torch_evaluator, **thresholds
+  text, ours, theirs, tmp_path, *, short_len, stride, alpha, beta
 ):
-  """Everything of both, for one document; returns theirs and our result."""
-  sizes = {name: thresholds.pop(name) for name in ("short_len", "stride")}
-  theirs = torch_reference.run_reference(
-    text, *torch_model, *torch_evaluator, **sizes, **thresholds
+  """Compares everything of one document; `ours`, `theirs`: (model, evaluator).
+
+  A single character is one token or several: the texts are of bytes.
+  """
+  settings = dict(short_len=short_len, stride=stride, alpha=alpha, beta=beta)
+  (model, evaluator), (torch_model, torch_evaluator) = ours, theirs
+  run = torch_reference.run_reference(
+    text, *torch_model, *torch_evaluator, **settings
   )
-  keys = lc.find_key_tokens(text, evaluator, **sizes, **thresholds)
+  keys = lc.find_key_tokens(text, evaluator, **settings)
   ids = evaluator.tokenizer.encode(text, add_special_tokens=True).ids
-  np.testing.assert_array_equal(ids, theirs.ids)
-  np.testing.assert_allclose(
-    -keys.long_log_probs, theirs.long_nll, rtol=0, atol=5e-4
+  np.testing.assert_array_equal(ids, run.ids)
+  for log_probs, nll in (
+    (keys.long_log_probs, run.long_nll),
+    (keys.short_log_probs, run.short_nll),
+  ):
+    np.testing.assert_allclose(-log_probs, nll, rtol=0, atol=5e-4)
+  # Precondition: no token so near a threshold that rounding decides.
+  gain = run.short_nll - run.long_nll
+  near_beta = np.abs(run.long_nll + beta)[gain > alpha - 1e-3]
+  margin = min(np.nanmin(np.abs(gain - alpha)), near_beta.min())
+  assert margin > 1e-5
+  targets = (gain > alpha) & (run.long_nll < -beta)
+  np.testing.assert_array_equal(keys.key_mask, targets)
+  keys.to_slices(tmp_path / "slices.txt")
+  (tmp_path / "reference.txt").write_text(run.slices)
+  if text.isascii():
+    assert (tmp_path / "slices.txt").read_text() == run.slices
+  # The reference keeps the repeated spans of one character's bytes apart.
+  np.testing.assert_array_equal(
+    keys.spans,
+    spans.merge_adjacent(spans.read_slices(tmp_path / "reference.txt")),
   )
-  np.testing.assert_allclose(
-    -keys.short_log_probs, theirs.short_nll, rtol=0, atol=5e-4
-  )
-  # Precondition: no token so near a threshold that rounding may decide.
-  gain = theirs.short_nll - theirs.long_nll
-  margins = [
-    np.nanmin(np.abs(gain - thresholds["alpha"])),
-    np.abs(theirs.long_nll + thresholds["beta"]).min(),
-  ]
-  assert min(margins) > 2e-5, margins
   result = lc.compute_longppl(text, model, keys)
   offsets = model.tokenizer.encode(text, add_special_tokens=False).offsets
-  targets = spans.project(keys.spans, offsets[1:], policy="contained")
-  assert np.flatnonzero(targets).tolist() == theirs.targets
-  assert result.n_key_tokens == len(theirs.targets) >= 50
-  np.testing.assert_allclose(result.longppl, theirs.longppl, rtol=2e-5)
-  np.testing.assert_allclose(result.ppl, theirs.ppl, rtol=2e-5)
-  return theirs, keys
+  contained = spans.project(keys.spans, offsets[1:], policy="contained")
+  assert np.flatnonzero(contained).tolist() == run.targets
+  assert result.n_key_tokens == len(run.targets) >= 50
+  np.testing.assert_allclose(result.longppl, run.longppl, rtol=2e-5)
+  np.testing.assert_allclose(result.ppl, run.ppl, rtol=2e-5)
 
 
-@pytest.mark.parametrize("text", [ASCII, OTHER], ids=["ascii", "multibyte"])
-@pytest.mark.parametrize("add_bos", [False, True])
-@pytest.mark.parametrize("name", ["llama_llama3", "mistral", "qwen2", "qwen3"])
-def test_key_tokens_are_the_references(name, add_bos, text, mesh, tmp_path):
-  # cases A5, C9: the evaluator reads a BOS, the model under test never
-  folder = save_model(tmp_path, tiny(name), seed=4, add_bos=add_bos)
+ASCII = testing.synthetic_document(5, num_words=230)
+MULTIBYTE = "".join(
+  char if i % 9 else f"{char}{'é🙂中'[i % 3]}"
+  for i, char in enumerate(ASCII[:1000])
+)
+# Of bytes, with windows that reach further than the short context.
+SETTINGS = dict(short_len=100, stride=60, alpha=0.1, beta=-7.0)
+WIDE = dict(model_type="mistral", windows=(90, 90))
+
+
+@pytest.mark.parametrize(
+  "changes,add_bos,text",
+  [
+    (FAMILIES["llama_llama3"], False, ASCII),
+    (FAMILIES["llama_llama3"], True, MULTIBYTE),
+    (WIDE, True, ASCII),
+    (FAMILIES["qwen2"], False, MULTIBYTE),
+    (FAMILIES["qwen3"], False, ASCII),
+  ],
+  ids=[
+    "llama",
+    "llama_bos_multibyte",
+    "mistral_bos",
+    "qwen2_multibyte",
+    "qwen3",
+  ],
+)
+def test_one_model_gets_the_references_values(
+  changes, add_bos, text, mesh, tmp_path
+):
+  # cases A5, C9; with a BOS that the evaluator reads and the model does not
+  source = testing.RandomSource(testing.tiny_config(**changes), seed=4)
+  source.save(tmp_path, add_bos=add_bos)
   ours, theirs = (
-    lc.load_model(folder, mesh=mesh),
-    torch_reference.load_folder(folder),
+    lc.load_model(tmp_path, mesh=mesh),
+    torch_reference.load_folder(tmp_path),
   )
-  run, keys = check_against_reference(
-    text,
-    ours,
-    ours,
-    theirs,
-    theirs,
-    short_len=100,
-    stride=30,
-    alpha=0.03,
-    beta=-7.0,
+  check_against_reference(
+    text, (ours, ours), (theirs, theirs), tmp_path, **SETTINGS
   )
-  keys.to_slices(tmp_path / "slices.txt")
-  slices = spans.read_slices(tmp_path / "slices.txt").tolist()
-  print("KEYS", len(run.targets))
+
+
+@pytest.mark.parametrize("text", [ASCII, MULTIBYTE], ids=["ascii", "multibyte"])
+def test_another_tokenizer_gets_the_references_key_tokens(text, mesh, tmp_path):
+  # cases A5, A7
+  folders = [tmp_path / "model", tmp_path / "evaluator"]
+  config = testing.tiny_config(vocab_size=401, **FAMILIES["qwen3"])
+  testing.RandomSource(config, seed=6).save(folders[0])
+  save_other_tokenizer(folders[0], text)
+  testing.RandomSource(testing.tiny_config(), seed=4).save(folders[1])
+  ours = [lc.load_model(folder, mesh=mesh) for folder in folders]
+  theirs = [torch_reference.load_folder(folder) for folder in folders]
+  settings = SETTINGS | dict(alpha=0.05)
+  check_against_reference(text, ours, theirs, tmp_path, **settings)
+
+
+def test_smollm2_reads_and_scores_as_on_torch(mesh, tmp_path):
+  path = demo.embedded_model()
+  theirs = torch_reference.load_gguf(path)
+  source = gguf.GgufSource(path)
+  tensors = theirs[0].state_dict()
+  for name in source.shapes:
+    np.testing.assert_array_equal(source.read(name), tensors[name])
+  ours = lc.load_model(path, mesh=mesh)
+  text = testing.synthetic_document(2, num_words=1500)
+  offsets = ours.tokenizer.encode(text, add_special_tokens=False).offsets
+  check_against_reference(
+    text[: offsets[767, 1]],
+    (ours, ours),
+    (theirs, theirs),
+    tmp_path,
+    short_len=192,
+    stride=96,
+    alpha=1.0,
+    beta=-3.0,
+  )

@@ -109,7 +109,7 @@ def test_nothing_is_counted_twice_or_lost():
   """Cases C3, C9, D3: every reason, and every sum."""
   documents = [
     document([(1.0, 2.0), (3.0,)], n_unscorable_key=2, n_eligible=50),
-    document([(4.0,)], truncated=True, key_chars=9, covered_chars=3),
+    document([(4.0,)], truncated=True, key_chars=6, covered_chars=3),
     document([], reason="too_short", n_eligible=0),
     EMPTY,
     dataclasses.replace(EMPTY, reason="too_short"),
@@ -128,8 +128,8 @@ def test_nothing_is_counted_twice_or_lost():
     "n_truncated": 1,
     "n_near_threshold": 4,
     "top5_documents_share": 1.0,
-    # 9 of 9 characters and 3 of 9, pooled.
-    "key_coverage": 12 / 18,
+    # 9 of 9 characters and 3 of 6, pooled.
+    "key_coverage": 12 / 15,
   }
   assert {name: fields[name] for name in expected} == expected
 

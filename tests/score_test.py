@@ -94,11 +94,15 @@ def test_a_text_has_the_same_numbers_from_every_format(
       data__ids_tokenizer=str(models / "m0"),
     ),
   }  # fmt: skip
+  names = {}
   for name, fields in sources.items():
     other = make_config(evaluator=config.evaluator, **fields)
     store = score.score_corpus(other, workdir=tmp_path / f"{name} run")
     assert_same_rows(expected, store)
-  assert list(store.hashes) == [f"corpus.parquet#{i}" for i in range(4)]
+    names[name] = list(store.hashes)
+  assert names["txt"] == [f"{i}.txt" for i in range(4)]
+  assert names["parquet"] == [*"abcd"]
+  assert names["ids"] == [f"corpus.parquet#{i}" for i in range(4)]
 
 
 def test_every_document_that_has_no_keys_says_why(tmp_path, config, caplog):
@@ -309,11 +313,14 @@ def test_settings_that_no_run_can_have_are_refused_first(
   assert not scorers and not (tmp_path / "w").exists()
 
 
-def test_ids_without_their_tokenizer_are_refused(config):
-  config.data.ids_column = "ids"
+def test_ids_without_their_tokenizer_are_refused(tmp_path, config):
+  path = write_jsonl(tmp_path / "ids.jsonl", TEXTS, ids=[[1, 2]] * 4)
+  config.data.sources, config.data.ids_column = (path,), "ids"
+  assert next(iter(score.open_corpus(config))).text
   config.evaluator = ""
-  config.data.sources = (config.data.sources[0],)
-  with pytest.raises(ValueError, match="column 'ids'|set ids_tokenizer"):
+  with pytest.raises(
+    ValueError, match="'ids' needs the tokenizer .*: set ids_"
+  ):
     score.open_corpus(config)
 
 

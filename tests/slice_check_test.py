@@ -127,7 +127,7 @@ def test_slices_fit_the_texts_that_they_were_cut_from(
     )
 
 
-@pytest.mark.parametrize("bos", ["<s>", "<s> "])
+@pytest.mark.parametrize("bos", ["<s>", "<s> "], ids=["bare", "spaced"])
 def test_slices_of_texts_with_bos_are_recognised(
   folder_of, corpus_of, tokenizer, bos
 ):
@@ -167,6 +167,28 @@ def test_documents_in_another_order_are_named(folder, corpus_of, tokenizer):
   assert report.worst.doc_id == worst
   assert f"the worst is {worst!r}, {shares[worst]:.0%} on" in report.problem
   assert "another order" in report.problem
+
+
+def test_no_shift_is_made_up_where_none_fits(folder, corpus_of, tokenizer):
+  others = corpus_of("and and and " + text for text in texts())
+  report = slice_check.check_slices(folder, others, tokenizer)
+  shares = {shift: report.share(shift) for shift in (0, 3, -3, 4, -4)}
+  assert max(shares, key=shares.get) != 0
+  assert report.shift == 0 and "Moved" not in report.problem
+
+
+def test_starts_are_starts_and_ends_are_ends(folder_of, corpus_of):
+  """Between words that leave their spaces out the two differ."""
+  words = tokenizers.Tokenizer(
+    models.WordLevel({"<unk>": 0, "ab": 1, "cd": 2, "ef": 3}, "<unk>")
+  )
+  words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  corpus = corpus_of(["ab cd ef"])
+  for span, share in (((3, 5), 1.0), ((2, 5), 0.5), ((3, 6), 0.5), ((2, 6), 0)):
+    report = slice_check.check_slices(
+      folder_of([[span]]), corpus, TextTokenizer(words, name="words")
+    )
+    assert report.share() == share
 
 
 def test_text_that_differs_from_its_middle_on_is_found(

@@ -4,13 +4,10 @@ Needs `pip install jax[tpu]` of the installed JAX. Nothing runs, so this says
 nothing about values; interpret mode does, in model/attention_test.py.
 """
 
-import re
-
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
 from jax.experimental import topologies
 
 from longctx_jax import scoring, sharding, testing
@@ -98,16 +95,42 @@ def compile_pass(model, name, shape, *static, backend):
     return function.lower(model.params, ids, *static).compile()
 
 
-def kernels(compiled):
-  return len(re.findall(r"custom_call_target=.tpu_custom_call", compiled.as_text()))
+def count_kernels(compiled):
+  return compiled.as_text().count('custom_call_target="tpu_custom_call"')
 
 
 @pytest.mark.parametrize(
-  ("name", "shape", "static"),
-  [("window_pass", (16, 1 + 5120), (1,)), ("long_pass", (4, 1 + 32768), ())],
+  ("name", "shape", "static", "kernels", "limit"),
+  [
+    # One kernel in the scan, one for the scored rows of the last layer.
+    ("window_pass", (16, 1 + 5120), (1,), 2, 4 * GIB),
+    ("long_pass", (4, 1 + 32768), (), 1, 5 * GIB),
+  ],
 )
-def test_an_8b_model_scores_on_eight_chips(mesh, name, shape, static):
+def test_an_8b_model_scores_on_eight_chips(
+  mesh, name, shape, static, kernels, limit
+):
   model = abstract_model(testing.tiny_config(**LLAMA_8B), mesh)
   compiled = compile_pass(model, name, shape, *static, backend="splash")
-  memory = compiled.memory_analysis()
-  print(name, shape, memory.argument_size_in_bytes/GIB, memory.temp_size_in_bytes/GIB, memory.peak_memory_in_bytes/GIB, kernels(compiled))
+  assert count_kernels(compiled) == kernels
+  # 16 GB of parameters are 1.87 GiB a chip; the rest is activations.
+  assert compiled.memory_analysis().peak_memory_in_bytes < limit
+
+
+def test_gradients_through_layers_with_windows_and_sinks(mesh):
+  config = testing.tiny_config(
+    vocab_size=264, head_dim=80, windows=(0, 300), sink_len=4
+  )
+  model = abstract_model(config, mesh)
+  ids = jax.ShapeDtypeStruct(
+    (4, 1000), jnp.int32, sharding=sharding.batch_sharding(mesh)
+  )
+
+  def loss(params, ids):
+    module = nnx.merge(model.graphdef, params)
+    return module(ids, backend="splash").astype(jnp.float32).sum()
+
+  with jax.set_mesh(mesh):
+    compiled = jax.jit(jax.grad(loss)).lower(model.params, ids).compile()
+  # Forward, and backward for queries and for keys, of two kinds of layer.
+  assert count_kernels(compiled) == 6
