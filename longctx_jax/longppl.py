@@ -12,7 +12,6 @@ from longctx_jax import (
   corpus,
   evaluation,
   finding,
-  protocol,
   results,
   scoring,
   windows,
@@ -30,7 +29,7 @@ def find_key_tokens(
   stride: int,
   alpha: float = 2.0,
   beta: float = -2.0,
-  protocol_name: str = "paper",
+  protocol: str = "paper",
   max_length: int = 0,
 ) -> KeyTokens | list[KeyTokens]:
   """Finds the key tokens of a text, or of each text of a list.
@@ -45,7 +44,7 @@ def find_key_tokens(
     stride: the paper's d (1024), in ids.
     alpha: threshold on the difference, nats.
     beta: threshold on the long log-prob, nats.
-    protocol_name: "paper" or "strict"; see `protocol`.
+    protocol: "paper" or "strict"; see the module `protocol`.
     max_length: ids that are read of a document, the rest is cut; 0 is the
       evaluator's own limit.
 
@@ -57,7 +56,7 @@ def find_key_tokens(
     ValueError: bad windows or protocol; an evaluator without a tokenizer, or
       one that needs its BOS under "paper".
   """
-  protocol.check_protocol(protocol_name, "truncate_end")
+  protocol_lib.check_protocol(protocol, "truncate_end")
   windows.check_window(short_len=short_len, stride=stride)
   require_tokenizer(evaluator)
   texts = [text] if isinstance(text, str) else list(text)
@@ -68,22 +67,22 @@ def find_key_tokens(
     stride=stride,
     alpha=alpha,
     beta=beta,
-    protocol_name=protocol_name,
+    protocol_name=protocol,
     max_length=max_length,
     over_length="truncate_end",
     detail="tokens",
   )
   scorer = _scorer(evaluator, short_len, stride)
-  if protocol_name == "paper" and any(texts):
-    protocol.check_bos(scorer, max(texts, key=len))
+  if protocol == "paper" and any(texts):
+    protocol_lib.check_bos(scorer, max(texts, key=len))
   documents = [
     corpus.Document(str(i), i, text, None, {}) for i, text in enumerate(texts)
   ]
   prepared = [
-    protocol.prepare(
+    protocol_lib.prepare(
       text,
       evaluator.tokenizer,
-      protocol=protocol_name,
+      protocol=protocol,
       is_evaluator=True,
       max_length=max_length,
       over_length="truncate_end",
@@ -102,7 +101,7 @@ def find_key_tokens(
   ]
   for item, keys in zip(prepared, found, strict=True):
     if keys.reason == "too_short":
-      message = protocol.explain_too_short(
+      message = protocol_lib.explain_too_short(
         item.n_text, short_len=short_len, stride=stride
       )
       logging.warning("%s", message)

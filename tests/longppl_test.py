@@ -88,7 +88,7 @@ def models():
 def keys_by_protocol(evaluator):
   return {
     name: longppl.find_key_tokens(
-      TEXTS, evaluator, protocol_name=name, **WINDOWS, **THRESHOLDS
+      TEXTS, evaluator, protocol=name, **WINDOWS, **THRESHOLDS
     )
     for name in ("paper", "strict")
   }
@@ -193,7 +193,7 @@ def test_longppl_is_the_papers(
 
 def test_one_text_is_a_list_of_one(evaluator, models, keys):
   alone = longppl.find_key_tokens(
-    TEXTS[1], evaluator, protocol_name="strict", **WINDOWS, **THRESHOLDS
+    TEXTS[1], evaluator, protocol="strict", **WINDOWS, **THRESHOLDS
   )
   np.testing.assert_array_equal(alone.long_log_probs, keys[1].long_log_probs)
   np.testing.assert_allclose(
@@ -208,7 +208,7 @@ def test_key_tokens_found_one_by_one_can_be_pooled(evaluator, models, keys):
   """Each of them is document 0 of its call."""
   singly = [
     longppl.find_key_tokens(
-      text, evaluator, protocol_name="strict", **WINDOWS, **THRESHOLDS
+      text, evaluator, protocol="strict", **WINDOWS, **THRESHOLDS
     )
     for text in TEXTS
   ]
@@ -323,7 +323,7 @@ def test_every_model_under_paper_must_do_without_its_bos(
 
 def test_bad_settings_are_refused_before_anything_runs(evaluator):
   with pytest.raises(ValueError, match="protocol='papers'"):
-    longppl.find_key_tokens("a", evaluator, protocol_name="papers", **WINDOWS)
+    longppl.find_key_tokens("a", evaluator, protocol="papers", **WINDOWS)
   with pytest.raises(ValueError, match="stride=49 and short_len=48"):
     longppl.find_key_tokens("a", evaluator, short_len=48, stride=49)
 
@@ -367,7 +367,7 @@ def test_one_id_more_than_a_window_can_be_key(evaluator):
   """Cases C1, C2: n = K + d + 1 leaves one id to the second window."""
   text = TEXTS[0][: K + D + 1]
   made = longppl.find_key_tokens(
-    text, evaluator, protocol_name="strict", alpha=-99.0, beta=-99.0, **WINDOWS
+    text, evaluator, protocol="strict", alpha=-99.0, beta=-99.0, **WINDOWS
   )
   assert made.n_eligible == 1
   # With such thresholds all that was scored is key, ids K and later.
@@ -386,7 +386,7 @@ def test_a_document_with_high_thresholds_has_no_key_tokens(models, keys):
 def test_other_thresholds_equal_finding_anew(evaluator, keys, monkeypatch):
   """Cases J6: alpha and beta are free where log-probs are stored."""
   anew = longppl.find_key_tokens(
-    TEXTS, evaluator, protocol_name="strict", alpha=0.3, beta=-7.5, **WINDOWS
+    TEXTS, evaluator, protocol="strict", alpha=0.3, beta=-7.5, **WINDOWS
   )
   monkeypatch.setattr(longppl, "_scorer", None)
   restated = [one.with_thresholds(0.3, -7.5) for one in keys]
@@ -403,7 +403,7 @@ def test_half_a_document_scores_as_half_the_text(evaluator, models):
   half = len(text) // 2
   cut, part = (
     longppl.find_key_tokens(
-      given, evaluator, max_length=limit, protocol_name="strict", **WINDOWS
+      given, evaluator, max_length=limit, protocol="strict", **WINDOWS
     )
     for given, limit in ((text, half + 1), (text[:half], 0))
   )

@@ -271,7 +271,7 @@ WINDOWS = dict(short_len=48, stride=16)
 def test_strict_gives_a_model_its_bos_in_every_window(needs_bos, parrot):
   """Cases A14: the mask of the model that can do without."""
   keys, expected = (
-    longppl.find_key_tokens(RUNS, model, **WINDOWS, protocol_name="strict")
+    longppl.find_key_tokens(RUNS, model, **WINDOWS, protocol="strict")
     for model in (needs_bos, parrot)
   )
   assert 0 < expected.key_mask.sum() < 28
