@@ -162,15 +162,13 @@ def save_other_tokenizer(folder, text):
   tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def check_against_reference(
-  text, ours, theirs, tmp_path, *, short_len, stride, alpha, beta
+def find_both(
+  text, evaluator, torch_model, torch_evaluator, folder, **settings
 ):
-  """Compares everything of one document; `ours`, `theirs`: (model, evaluator).
+  """Key tokens of ours and the reference's run, compared as far as both go.
 
-  A single character is one token or several: the texts are of bytes.
+  torch_model and torch_evaluator are (model, tokenizer).
   """
-  settings = dict(short_len=short_len, stride=stride, alpha=alpha, beta=beta)
-  (model, evaluator), (torch_model, torch_evaluator) = ours, theirs
   run = torch_reference.run_reference(
     text, *torch_model, *torch_evaluator, **settings
   )
@@ -183,25 +181,36 @@ def check_against_reference(
   ):
     np.testing.assert_allclose(-log_probs, nll, rtol=0, atol=5e-4)
   # Precondition: no token so near a threshold that rounding decides.
+  alpha, beta = settings["alpha"], settings["beta"]
   gain = run.short_nll - run.long_nll
   near_beta = np.abs(run.long_nll + beta)[gain > alpha - 1e-3]
-  margin = min(np.nanmin(np.abs(gain - alpha)), near_beta.min())
-  assert margin > 1e-5
+  assert min(np.nanmin(np.abs(gain - alpha)), near_beta.min()) > 1e-5
   targets = (gain > alpha) & (run.long_nll < -beta)
   np.testing.assert_array_equal(keys.key_mask, targets)
-  keys.to_slices(tmp_path / "slices.txt")
-  (tmp_path / "reference.txt").write_text(run.slices)
+  keys.to_slices(folder / "ours.txt")
+  (folder / "theirs.txt").write_text(run.slices)
   if text.isascii():
-    assert (tmp_path / "slices.txt").read_text() == run.slices
+    assert (folder / "ours.txt").read_text() == run.slices
   # The reference keeps the repeated spans of one character's bytes apart.
   np.testing.assert_array_equal(
     keys.spans,
-    spans.merge_adjacent(spans.read_slices(tmp_path / "reference.txt")),
+    spans.merge_adjacent(spans.read_slices(folder / "theirs.txt")),
   )
+  return keys, run
+
+
+def key_targets(keys, model, text):
+  """Key targets of a model, and the characters of its targets."""
+  encoding = model.tokenizer.encode(text, add_special_tokens=False)
+  offsets = encoding.offsets[1:]
+  contained = spans.project(keys.spans, offsets, policy="contained")
+  return np.flatnonzero(contained).tolist(), offsets
+
+
+def check_result(keys, run, model, text):
+  """Key targets, LongPPL and PPL of a model under test."""
+  assert key_targets(keys, model, text)[0] == run.targets
   result = lc.compute_longppl(text, model, keys)
-  offsets = model.tokenizer.encode(text, add_special_tokens=False).offsets
-  contained = spans.project(keys.spans, offsets[1:], policy="contained")
-  assert np.flatnonzero(contained).tolist() == run.targets
   assert result.n_key_tokens == len(run.targets) >= 50
   np.testing.assert_allclose(result.longppl, run.longppl, rtol=2e-5)
   np.testing.assert_allclose(result.ppl, run.ppl, rtol=2e-5)
@@ -212,8 +221,8 @@ MULTIBYTE = "".join(
   char if i % 9 else f"{char}{'é🙂中'[i % 3]}"
   for i, char in enumerate(ASCII[:1000])
 )
-# Of bytes, with windows that reach further than the short context.
-SETTINGS = dict(short_len=100, stride=60, alpha=0.1, beta=-7.0)
+# Ids are bytes here; two of these windows reach further than the short context.
+SIZES = dict(short_len=100, stride=60)
 WIDE = dict(model_type="mistral", windows=(90, 90))
 
 
@@ -226,41 +235,59 @@ WIDE = dict(model_type="mistral", windows=(90, 90))
     (FAMILIES["qwen2"], False, MULTIBYTE),
     (FAMILIES["qwen3"], False, ASCII),
   ],
-  ids=[
-    "llama",
-    "llama_bos_multibyte",
-    "mistral_bos",
-    "qwen2_multibyte",
-    "qwen3",
-  ],
+  ids=["llama", "llama_bos", "mistral_bos", "qwen2", "qwen3"],
 )
 def test_one_model_gets_the_references_values(
   changes, add_bos, text, mesh, tmp_path
 ):
-  # cases A5, C9; with a BOS that the evaluator reads and the model does not
+  # cases A5, C9; a BOS is read by the evaluator, and not by the model
   source = testing.RandomSource(testing.tiny_config(**changes), seed=4)
   source.save(tmp_path, add_bos=add_bos)
-  ours, theirs = (
-    lc.load_model(tmp_path, mesh=mesh),
-    torch_reference.load_folder(tmp_path),
+  ours = lc.load_model(tmp_path, mesh=mesh)
+  theirs = torch_reference.load_folder(tmp_path)
+  keys, run = find_both(
+    text, ours, theirs, theirs, tmp_path, **SIZES, alpha=0.1, beta=-7.0
   )
-  check_against_reference(
-    text, (ours, ours), (theirs, theirs), tmp_path, **SETTINGS
-  )
+  check_result(keys, run, ours, text)
 
 
-@pytest.mark.parametrize("text", [ASCII, MULTIBYTE], ids=["ascii", "multibyte"])
-def test_another_tokenizer_gets_the_references_key_tokens(text, mesh, tmp_path):
-  # cases A5, A7
-  folders = [tmp_path / "model", tmp_path / "evaluator"]
+def two_models(text, folder, mesh):
+  """Ours and theirs: a model with a tokenizer of its own, and an evaluator."""
+  folders = [folder / "model", folder / "evaluator"]
   config = testing.tiny_config(vocab_size=401, **FAMILIES["qwen3"])
   testing.RandomSource(config, seed=6).save(folders[0])
   save_other_tokenizer(folders[0], text)
   testing.RandomSource(testing.tiny_config(), seed=4).save(folders[1])
-  ours = [lc.load_model(folder, mesh=mesh) for folder in folders]
-  theirs = [torch_reference.load_folder(folder) for folder in folders]
-  settings = SETTINGS | dict(alpha=0.05)
-  check_against_reference(text, ours, theirs, tmp_path, **settings)
+  return (
+    [lc.load_model(folder, mesh=mesh) for folder in folders],
+    [torch_reference.load_folder(folder) for folder in folders],
+  )
+
+
+# Low, so that spans are long enough to hold tokens of several bytes.
+LOW = dict(alpha=-0.1, beta=-7.0)
+
+
+def test_another_tokenizer_gets_the_references_values(mesh, tmp_path):
+  # cases A7
+  (model, evaluator), theirs = two_models(ASCII, tmp_path, mesh)
+  keys, run = find_both(ASCII, evaluator, *theirs, tmp_path, **SIZES, **LOW)
+  check_result(keys, run, model, ASCII)
+
+
+def test_only_tokens_over_split_characters_can_be_key_here_alone(
+  mesh, tmp_path
+):
+  # cases A5: the reference does not merge spans that repeat a character.
+  text = MULTIBYTE
+  (model, evaluator), theirs = two_models(text, tmp_path, mesh)
+  keys, run = find_both(text, evaluator, *theirs, tmp_path, **SIZES, **LOW)
+  targets, offsets = key_targets(keys, model, text)
+  assert len(run.targets) >= 50 and set(run.targets) <= set(targets)
+  alone = [
+    text[slice(*offsets[t])] for t in sorted(set(targets) - set(run.targets))
+  ]
+  assert alone and not any(characters.isascii() for characters in alone)
 
 
 def test_smollm2_reads_and_scores_as_on_torch(mesh, tmp_path):
@@ -273,13 +300,16 @@ def test_smollm2_reads_and_scores_as_on_torch(mesh, tmp_path):
   ours = lc.load_model(path, mesh=mesh)
   text = testing.synthetic_document(2, num_words=1500)
   offsets = ours.tokenizer.encode(text, add_special_tokens=False).offsets
-  check_against_reference(
-    text[: offsets[767, 1]],
-    (ours, ours),
-    (theirs, theirs),
+  text = text[: offsets[767, 1]]
+  keys, run = find_both(
+    text,
+    ours,
+    theirs,
+    theirs,
     tmp_path,
     short_len=192,
     stride=96,
     alpha=1.0,
     beta=-3.0,
   )
+  check_result(keys, run, ours, text)

@@ -34,9 +34,9 @@ _HEAD_TILE = 64
 class _Sight(mask_lib.Mask):
   """What the rows of a head may see: static, and never an array of its shape.
 
-  The kernel evaluates `mask_function` where a block of keys is seen in part.
-  Which blocks those are it asks here, block by block; comparing all positions
-  of 131,072 rows, as the masks of the library do, would take minutes.
+  The kernel evaluates `mask_function` in the blocks that are seen at all.
+  Which those are is asked here, block by block; comparing every position, as
+  the masks of the library do, takes minutes at 131,072 rows.
   """
 
   num_q: int
