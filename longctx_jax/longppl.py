@@ -16,6 +16,7 @@ from longctx_jax import (
   scoring,
   windows,
 )
+from longctx_jax import protocol as protocol_lib
 from longctx_jax.key_tokens import KeyTokens, require_spans
 from longctx_jax.loading import LoadedModel
 from longctx_jax.results import LongPplResult

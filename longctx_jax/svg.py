@@ -216,7 +216,8 @@ def _log_ticks(low, high, count):
   if high / low < 8:
     return _linear_ticks(low, high, count)
   powers = 10.0 ** np.arange(np.floor(np.log10(low)), np.log10(high) + 1)
-  mantissas = (1, 2, 5) if high / low < 1e3 else (1,)
+  # Three to the decade where they fit: log ticks stand unevenly.
+  mantissas = (1, 2, 5) if 2 * np.log10(high / low) <= count else (1,)
   ticks = np.outer(powers, mantissas).ravel()
   return ticks[(ticks >= low) & (ticks <= high)]
 
