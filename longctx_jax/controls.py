@@ -15,6 +15,9 @@ from longctx_jax.key_token_store import KeyTokenStore
 from longctx_jax.key_tokens import KeyTokens
 from longctx_jax.loading import LoadedModel
 
+# About 1,500 tokens: several windows long, and most of a document after it.
+_FOREIGN_CHARS = 6000
+
 
 @dataclasses.dataclass(frozen=True)
 class Shuffled:
@@ -66,16 +69,16 @@ def shuffle_keys(store: KeyTokenStore, *, seed: int, shuffles: int) -> Shuffled:
 
 
 def write_foreign(source: corpus.Corpus, path: pathlib.Path) -> dict[str, int]:
-  """Writes each document's second half behind the first half of another.
+  """Writes each document's second half behind the beginning of another.
 
   Returns:
-    doc_id -> characters of the foreign half.
+    doc_id -> characters of the foreign beginning.
   """
   texts = {document.doc_id: document.text for document in source}
   names = list(texts)
   lines, cuts = [], {}
   for name, other in zip(names, names[1:] + names[:1], strict=True):
-    prefix = texts[other][: len(texts[other]) // 2]
+    prefix = texts[other][:_FOREIGN_CHARS]
     text = prefix + texts[name][len(texts[name]) // 2 :]
     lines.append(json.dumps({"id": name, "text": text}))
     cuts[name] = len(prefix)
@@ -84,27 +87,33 @@ def write_foreign(source: corpus.Corpus, path: pathlib.Path) -> dict[str, int]:
   return cuts
 
 
-def count_behind(row: KeyTokens, cut: int) -> tuple[int, int, int]:
-  """(key, mirror, scored) targets whose short window lies behind `cut`.
+def count_scored(row: KeyTokens, targets: slice) -> tuple[int, int, int]:
+  """(key, mirror, scored) targets in a range.
 
   A mirror token would be key with long and short exchanged: the noise floor.
+  """
+  manifest = row.manifest
+  long, short = row.long_log_probs[targets], row.short_log_probs[targets]
+  mirror = (short - long > manifest["alpha"]) & (short > manifest["beta"])
+  return (
+    int(row.key_mask[targets].sum()),
+    int(mirror.sum()),
+    int((~np.isnan(short)).sum()),
+  )
+
+
+def behind_foreign(row: KeyTokens, cut: int) -> slice:
+  """Targets whose long context adds foreign text to the short, and no more.
+
+  They are the first K of the document's own part: all of it that stands
+  before them lies in their short window.
 
   Args:
     row: scored.
-    cut: first character of the document's own half.
+    cut: first character of the document's own part.
   """
-  manifest = row.manifest
-  own = row.offsets[:, 0] >= cut
-  first = int(own.argmax()) if own.any() else len(own)
-  reach = manifest["short_len"] + manifest["stride"]
-  behind = np.arange(len(own)) >= first + reach
-  long, short = row.long_log_probs, row.short_log_probs
-  mirror = (short - long > manifest["alpha"]) & (short > manifest["beta"])
-  return (
-    int((row.key_mask & behind).sum()),
-    int((mirror & behind).sum()),
-    int((behind & ~np.isnan(short)).sum()),
-  )
+  first = int((row.offsets[:, 0] >= cut).argmax())
+  return slice(first, first + row.manifest["short_len"])
 
 
 def same_bits(first: KeyTokenStore, second: KeyTokenStore) -> bool:
@@ -143,8 +152,10 @@ def run_controls(
   scored = score.score_corpus(
     foreign, workdir=workdir / "foreign", evaluator=model
   )
-  own = np.array([count_behind(row, 0) for row in store]).sum(0)
-  behind = np.array([count_behind(r, cuts[r.doc_id]) for r in scored]).sum(0)
+  own = np.array([count_scored(row, slice(None)) for row in store]).sum(0)
+  behind = np.array(
+    [count_scored(r, behind_foreign(r, cuts[r.doc_id])) for r in scored]
+  ).sum(0)
   names = ("n_key_tokens", "n_mirror", "n_scored")
   return {
     "shuffled": dataclasses.asdict(shuffle_keys(store, seed=0, shuffles=200)),

@@ -1,8 +1,6 @@
 import functools
 import re
 
-import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -174,30 +172,20 @@ def test_a_model_with_splash_equals_itself(rng, interpreted, mesh):
   np.testing.assert_allclose(hidden("splash"), hidden("plain"), atol=1e-5)
 
 
-@hypothesis.given(st.data())
-@hypothesis.settings(deadline=None)
-def test_a_block_of_the_splash_mask_is_cut_from_the_whole(data):
-  window = data.draw(st.integers(0, 40))
-  sight = splash._Sight(
-    num_q=24,
-    num_k=48,
-    q_offset=data.draw(st.integers(0, 40)),
-    window=window,
-    sink_len=data.draw(st.integers(0, 40)) if window else 0,
-  )
-  rows = sight.q_offset + np.arange(24)[:, None]
-  keys = np.arange(48)[None]
-  whole = keys <= rows
-  if window:
-    whole &= (keys > rows - window) | (keys < sight.sink_len)
-  block = tuple(
-    slice(first * size, (first + 1) * size)
-    for first, size in (
-      (data.draw(st.integers(0, n // size - 1)), size)
-      for n, size in zip((24, 48), (4, 8), strict=True)
-    )
-  )
-  np.testing.assert_array_equal(sight[block], whole[block])
+@pytest.mark.parametrize("sink_len", [0, 1, 4, 6])
+def test_blocks_of_the_splash_mask_make_up_the_whole(sink_len):
+  rows, keys = np.arange(8)[:, None], np.arange(16)[None]
+  for window, q_offset in np.ndindex(13, 9):
+    if sink_len and not window:
+      continue
+    seen = keys <= rows + q_offset
+    if window:
+      seen &= (keys > rows + q_offset - window) | (keys < sink_len)
+    sight = splash._Sight(8, 16, q_offset, window, sink_len)
+    blocks = [
+      [sight[i : i + 4, j : j + 4] for j in range(0, 16, 4)] for i in (0, 4)
+    ]
+    np.testing.assert_array_equal(np.block(blocks), seen)
 
 
 def test_the_splash_mask_shares_its_uniform_blocks():
