@@ -199,7 +199,9 @@ class Scorer:
         start = time.monotonic()
         static = (kind,) if function is self.window_pass else ()
         # A float32 model is meant to be float32: no bfloat16 or TF32 passes.
-        with jax.default_matmul_precision("highest"):
+        # Splash does not compile for bfloat16 under "highest".
+        exact = self.model.dtype == "float32"
+        with jax.default_matmul_precision("highest" if exact else "default"):
           lowered = function.lower(self.model.params, ids, *static)
         self.compiled[key] = lowered.compile()
         self.usage.compilations += 1
