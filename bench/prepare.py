@@ -22,7 +22,7 @@ _OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
 _GGUF = flags.DEFINE_string("gguf", "", "GGUF file; default: SmolLM2's.")
 _LENGTHS = flags.DEFINE_multi_integer("n", [2048, 8000], "Ids per document.")
 
-_CHAPTERS = ("specialnames", "compound", "types", "formatstrings")
+_CHAPTERS = ("compound", "specialnames", "types", "formatstrings")
 
 
 def write_model(source: gguf.GgufSource, folder: pathlib.Path) -> None:

@@ -239,6 +239,14 @@ def sees_ahead(*qkv, q_offset, **kwargs):
   return attention.plain_attention(*qkv, q_offset=q_offset + 1, **kwargs)
 
 
+def sees_padding(q, k, v, *, q_offset, window, **kwargs):
+  """The last key, which is padding, is visible to every row."""
+  k, v = (jnp.concatenate([x[:, -1:], x], axis=1) for x in (k, v))
+  return attention.plain_attention(
+    q, k, v, q_offset=q_offset + 1, window=window, **kwargs
+  )
+
+
 def wide_window(*qkv, window, **kwargs):
   window += window > 0
   return attention.plain_attention(*qkv, window=window, **kwargs)
@@ -274,6 +282,7 @@ def crash(*qkv, **kwargs):
   [
     (wrong_offset, "length 64, window 0: output is off by"),
     (sees_ahead, "length 64, window 0: output is off by"),
+    (sees_padding, "length 64, window 0: output is off by"),
     (wide_window, "length 64, window 24: output is off by 0.[1-9]"),
     (no_sink, "length 64, window 24: output is off by"),
     (mixed_heads, "length 64, window 0: output is off by"),
