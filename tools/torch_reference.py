@@ -18,7 +18,7 @@ import transformers
 from longppl import longppl
 
 from longctx_jax import spans
-from longctx_jax.model import gguf
+from longctx_jax.model import gguf, gguf_tokenizer
 
 
 class Recorder:
@@ -102,9 +102,7 @@ def run_reference(
     key_spans = spans.read_slices(path).tolist()
   long_nll, *windows = finder.nlls
   short_nll = np.full_like(long_nll, np.nan)
-  for start, nll in zip(
-    range(0, len(long_nll), stride), windows, strict=False
-  ):
+  for start, nll in zip(range(0, len(long_nll), stride), windows, strict=False):
     scored = nll[short_len - 1 :]
     first = start + short_len - 1
     short_nll[first : first + len(scored)] = scored
@@ -141,7 +139,7 @@ def load_gguf(
   model = transformers.AutoModelForCausalLM.from_pretrained(
     str(path.parent), gguf_file=path.name, dtype=torch.float32
   )
-  tokenizer = gguf.load_gguf_tokenizer(gguf.GgufSource(path))
+  tokenizer = gguf_tokenizer.load_tokenizer(gguf.GgufSource(path))
   return model.eval(), transformers.PreTrainedTokenizerFast(
     tokenizer_object=tokenizer
   )
