@@ -21,7 +21,7 @@ _SHARED = {
 _SILU = _SHARED | {"hidden_act": "silu", "rope_theta": 10000.0}
 _ORIGINAL = {"original_max_position_embeddings": 16}
 _YARN = {"type": "yarn", "factor": 4.0} | _ORIGINAL
-_LONGROPE = {
+LONGROPE = {
   "type": "longrope",
   "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5],
   "long_factor": [1.0, 2.0, 4.0, 7.0, 9.0],
@@ -122,7 +122,7 @@ CASES = {
   "llama, yarn, whole": llama(**_YARN, truncate=False, beta_fast=4.0),
   "llama, yarn, factor": llama(**_YARN, attention_factor=1.5),
   "llama, yarn, mscale": llama(**_YARN, mscale=1.0, mscale_all_dim=0.7),
-  "llama, longrope": llama(**_LONGROPE, factor=4.0, **_ORIGINAL),
+  "llama, longrope": llama(**LONGROPE, factor=4.0, **_ORIGINAL),
   "mistral": MISTRAL,
   "mistral, yarn": MISTRAL | {"sliding_window": 32, "rope_scaling": _YARN},
   "mixtral": MIXTRAL,
@@ -133,7 +133,7 @@ CASES = {
   | {"norm_topk_prob": False, "sliding_window": 8, "use_sliding_window": True}
   | {"max_window_layers": 0},
   "phi3": PHI3,
-  "phi3, longrope": PHI3 | {"rope_scaling": _LONGROPE},
+  "phi3, longrope": PHI3 | {"rope_scaling": LONGROPE},
   "phi3, partial": PHI3
   | {"partial_rotary_factor": 0.4, "sliding_window": None}
   | {

@@ -206,6 +206,8 @@ ROUND_TRIPS = family_cases.CASES | {
   "eabf": LLAMA | {"rope_scaling": EABF | {"factor": 4.0}},
   "longrope": LLAMA | {"rope_scaling": LONGROPE},
   "yarn": LLAMA | {"rope_scaling": YARN | {"attention_factor": 1.5}},
+  "phi3, factor": family_cases.PHI3
+  | {"rope_scaling": family_cases.LONGROPE | {"attention_factor": 1.5}},
 }
 
 
@@ -225,11 +227,11 @@ def test_round_trip(name):
   old = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
   for dropped in (old, new):
     kept = {k: v for k, v in written.items() if k not in dropped}
-    if dropped is old and config.model_type == "llama":
-      assert config_lib.from_hf(kept, source="new") == config
+    read = config_lib.from_hf(kept, source="one schema")
+    assert read.rope.attention_factor == config.rope.attention_factor
     tables = [
       rope.inverse_frequencies(c.rope, c.head_dim, length=100)
-      for c in (config_lib.from_hf(kept, source="one schema"), config)
+      for c in (read, config)
     ]
     np.testing.assert_array_equal(*tables)
 

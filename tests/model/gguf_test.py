@@ -641,6 +641,7 @@ def test_the_tokenizer_can_be_written_as_files(tmp_path, rng, kind):
   settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
   assert settings["chat_template"] == "{{ messages }}"
   assert settings["eos_token"] == ("<|eos|>" if kind == "bpe" else "</s>")
+  assert kind == "bpe" or settings["unk_token"] == "<unk>"
 
 
 def test_sentencepiece_without_a_prefix(tmp_path, rng):

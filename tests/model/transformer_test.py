@@ -85,7 +85,7 @@ def test_packed_documents_equal_separate_ones(model, ids):
   # cases I4: the last 13 ids of each row are a document of their own
   is_second = jnp.broadcast_to(jnp.arange(23) >= 10, ids.shape)
   arguments = dict(
-    positions=jnp.arange(23) - jnp.where(is_second, 10, 0),
+    positions=jnp.arange(23)[None] - jnp.where(is_second, 10, 0),
     segment_ids=is_second.astype(int),
     lengths=jnp.where(is_second, 13, 10),
   )
