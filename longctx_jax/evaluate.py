@@ -269,8 +269,11 @@ def _evaluate_model(config, candidate, store, corpus, workdir, overwrite):
     "tokens_per_second": progress.tokens_per_second or None,
     "padding_share": scorer.usage.padding_share,
   }
-  table = identity["rope"]
-  result["rope_tables"] = {"long": table, "short": table}
+  longest = max((d.n_tokens for d in pooled.documents), default=0) + 1
+  lengths = {"long": longest, "short": results.window_length(store.manifest)}
+  result["rope_tables"] = {
+    name: model.config.describe_rope(length) for name, length in lengths.items()
+  }
   result_files.write_documents(workdir, candidate.name, pooled)
   return result
 
@@ -295,6 +298,8 @@ def result_fields(
     "name": name,
     "reason": pooled.reason,
     **fields,
+    "warnings": fields["warnings"]
+    + results.rope_warnings(pooled.documents, manifest),
     "alpha": manifest["alpha"],
     "beta": manifest["beta"],
     "keys": manifest,

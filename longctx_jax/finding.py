@@ -26,7 +26,7 @@ def identity(model: LoadedModel) -> dict[str, Any]:
     "tokenizer_fingerprint": (
       model.tokenizer.fingerprint if model.tokenizer else ""
     ),
-    "rope": config.rope.describe(),
+    "rope": config.describe_rope(),
     "attention": config.describe_attention(),
     "dtype": model.dtype,
   }
@@ -45,6 +45,7 @@ def make_manifest(
   detail: str,
 ) -> dict[str, Any]:
   """How key tokens were made; see docs/design.md for what is compared."""
+  by_length = model.config.rope_by_length
   return identity(model) | {
     "protocol": protocol_name,
     "bos": model.tokenizer.leading_bos if model.tokenizer else None,
@@ -56,6 +57,7 @@ def make_manifest(
     "over_length": over_length,
     "detail": detail,
     "versions": {"jax": jax.__version__, "backend": jax.default_backend()},
+    **({"rope_by_length": by_length} if by_length else {}),
   }
 
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
+import threading
+import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from longctx_jax import sharding
+from longctx_jax import hub, sharding
 from longctx_jax.model import config as config_lib
-from longctx_jax.model import gguf, hf
+from longctx_jax.model import gguf, gguf_tokenizer, hf, orbax_folder
 from longctx_jax.model.config import ModelConfig
-from longctx_jax.model.transformer import Transformer
 from longctx_jax.tokenizer import TextTokenizer
 
-_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
+_LINE_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,14 +57,12 @@ class LoadedModel:
 
   def logits(self, ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
     """Float32 logits of every position, for inspection; memory B x T x V."""
+    rows = len(ids)
+    padding = -rows % sharding.batch_ways(self.mesh)
+    padded = jnp.pad(jnp.asarray(ids), ((0, padding), (0, 0)))
     with jax.set_mesh(self.mesh):
       model = nnx.merge(self.graphdef, self.params)
-      return jnp.einsum(
-        "btd,vd->btv",
-        model(jnp.asarray(ids)),
-        model.head(),
-        preferred_element_type=jnp.float32,
-      )
+      return model.logits(model(padded))[:rows]
 
   def with_attention(self, *, window: int, sink_len: int) -> LoadedModel:
     """The same weights, seeing the first sink_len and last window positions.
@@ -70,16 +71,8 @@ class LoadedModel:
       ValueError: see `ModelConfig.with_attention`.
     """
     config = self.config.with_attention(window=window, sink_len=sink_len)
-    return dataclasses.replace(
-      self, config=config, graphdef=_graphdef(config, self.dtype)
-    )
-
-
-def _graphdef(config, dtype):
-  abstract = nnx.eval_shape(
-    lambda: Transformer(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
-  )
-  return nnx.split(abstract, nnx.Param)[0]
+    graphdef, _ = hf.abstract_model(config, jnp.dtype(self.dtype))
+    return dataclasses.replace(self, config=config, graphdef=graphdef)
 
 
 def load_model(
@@ -87,14 +80,17 @@ def load_model(
   *,
   mesh: jax.sharding.Mesh | None = None,
   dtype: Any = None,
+  allow_missing: str = "",
 ) -> LoadedModel:
   """Loads a model and its tokenizer.
 
   Args:
-    path: a Hugging Face folder, a .gguf file, or a hub id.
+    path: a Hugging Face folder, a folder that scripts/convert.py wrote in
+      Orbax's format, a .gguf file, or a hub id.
     mesh: default: all devices on the `fsdp` axis.
     dtype: of the parameters and activations; default float32 on CPU, where it
       is the fastest, and bfloat16 elsewhere. Log-probs are float32 in any case.
+    allow_missing: regular expression of tensor names; see `hf.CheckedSource`.
 
   Raises:
     FileNotFoundError: where there is no such path, or a file of it is missing.
@@ -102,35 +98,87 @@ def load_model(
       `config.from_hf` and `hf.load_parameters`.
   """
   name = str(path)
-  folder, revision = resolve(name)
+  folder, revision = hub.resolve(name)
   if dtype is None:
     cpu = jax.default_backend() == "cpu"
     dtype = jnp.float32 if cpu else jnp.bfloat16
   if mesh is None:
     mesh = sharding.make_mesh({"fsdp": -1})
-  is_gguf = folder.suffix == ".gguf"
-  source = gguf.GgufSource(folder) if is_gguf else hf.SafetensorsSource(folder)
-  tokenizer = None
-  if is_gguf or any(folder.glob("tokenizer*")) or any(folder.glob("vocab*")):
-    tokenizer = load_tokenizer(name)
-  config = config_lib.from_hf(source.config, source=name)
+  kwargs = dict(dtype=dtype, mesh=mesh)
+  if orbax_folder.is_orbax(folder):
+    record = orbax_folder.read_record(folder)
+    config = orbax_folder.read_config(folder)
+    tokenizer = _tokenizer(folder, name, config)
+    with _said_to_go_on(name):
+      loaded = orbax_folder.load_parameters(folder, config, **kwargs)
+    revision, digest = record["revision"], record["checksum"]
+    weight_format = f"orbax {record['dtype']}"
+  else:
+    source = open_source(folder)
+    config = config_lib.from_hf(source.config, source=name)
+    tokenizer = _tokenizer(folder, name, config)
+    with _said_to_go_on(name):
+      loaded = hf.load_parameters(
+        source, config, allow_missing=allow_missing, **kwargs
+      )
+      digest = hf.checksum(source)
+    weight_format = source.weight_format
+  return LoadedModel(
+    name=name,
+    graphdef=loaded[0],
+    params=loaded[1],
+    config=config,
+    tokenizer=tokenizer,
+    mesh=mesh,
+    checksum=digest,
+    revision=revision,
+    weight_format=weight_format,
+  )
+
+
+def open_source(path: pathlib.Path) -> gguf.GgufSource | hf.SafetensorsSource:
+  """The tensors of a .gguf file or a Hugging Face folder.
+
+  Raises:
+    FileNotFoundError: for a missing file; it is named.
+    ValueError: for a checkpoint that cannot be read faithfully.
+  """
+  if path.suffix == ".gguf":
+    return gguf.GgufSource(path)
+  return hf.SafetensorsSource(path)
+
+
+def _tokenizer(folder, name, config):
+  """The tokenizer, or None where there is none."""
+  has = folder.is_file() or any(
+    any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab*")
+  )
+  tokenizer = _read_tokenizer(folder, name) if has else None
   if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
     raise ValueError(
       f"{name}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the "
       f"model {config.vocab_size} embeddings: they do not belong together"
     )
-  graphdef, params = hf.load_parameters(source, config, dtype=dtype, mesh=mesh)
-  return LoadedModel(
-    name=name,
-    graphdef=graphdef,
-    params=params,
-    config=config,
-    tokenizer=tokenizer,
-    mesh=mesh,
-    checksum=hf.checksum(source),
-    revision=revision,
-    weight_format=source.weight_format,
-  )
+  return tokenizer
+
+
+@contextlib.contextmanager
+def _said_to_go_on(name):
+  """Logs a line every half a minute: reading looks like hanging."""
+  done, start = threading.Event(), time.monotonic()
+
+  def tell():
+    while not done.wait(_LINE_SECONDS):
+      seconds = time.monotonic() - start
+      logging.info("still reading %s: %.0f s", name, seconds)
+
+  thread = threading.Thread(target=tell, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    done.set()
+    thread.join()
 
 
 def load_tokenizer(path: str | pathlib.Path) -> TextTokenizer:
@@ -141,47 +189,11 @@ def load_tokenizer(path: str | pathlib.Path) -> TextTokenizer:
     ValueError: for a GGUF vocabulary that cannot be read faithfully.
   """
   name = str(path)
-  folder, _ = resolve(name)
+  return _read_tokenizer(hub.resolve(name)[0], name)
+
+
+def _read_tokenizer(folder, name):
   if folder.suffix == ".gguf":
     source = gguf.GgufSource(folder)
-    return TextTokenizer(gguf.load_gguf_tokenizer(source), name=name)
+    return TextTokenizer(gguf_tokenizer.load_tokenizer(source), name=name)
   return TextTokenizer.from_folder(folder)
-
-
-def resolve(name: str) -> tuple[pathlib.Path, str]:
-  """Path on this machine and, for a hub id, the commit.
-
-  Raises:
-    FileNotFoundError: where neither a path nor the hub has it; the message
-      says what to copy where.
-  """
-  path = pathlib.Path(name).expanduser()
-  if path.exists():
-    return path, ""
-  looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1
-  if looks_local or path.suffix == ".gguf":
-    raise FileNotFoundError(
-      f"{name}: no such file or folder, and not a hub id (owner/name)"
-    )
-  import huggingface_hub
-  from huggingface_hub import errors
-
-  try:
-    snapshot = huggingface_hub.snapshot_download(
-      name, allow_patterns=_HUB_FILES, etag_timeout=3
-    )
-  except errors.GatedRepoError as error:
-    raise FileNotFoundError(
-      f"{name} is gated: accept its licence on its hub page, then log in "
-      "(`hf auth login`), give the path of a folder you have, or evaluate "
-      "from published key tokens (--keys slices:FOLDER)"
-    ) from error
-  except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as e:
-    raise FileNotFoundError(
-      f"{name} is neither a folder here nor in the hub cache "
-      f"({huggingface_hub.constants.HF_HUB_CACHE}), and the hub does not "
-      f"answer ({type(e).__name__}). Copy its config.json, *.safetensors and "
-      "tokenizer files into a folder and give that path"
-    ) from e
-  snapshot = pathlib.Path(snapshot)
-  return snapshot, snapshot.name

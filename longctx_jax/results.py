@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from longctx_jax import metrics
+from longctx_jax.model import rope
 
 # Seed of the bootstrap: the same results give the same interval.
 _SEED = 0
@@ -283,3 +284,36 @@ def warnings_of(
   if any(document.truncated for document in result.documents):
     found.append("documents were cut to this model's context")
   return found
+
+
+def window_length(manifest: dict[str, Any]) -> int:
+  """Ids that a pass of short context reads: K + d, and the BOS it repeats."""
+  repeated = manifest["protocol"] == "strict" and manifest["bos"] is not None
+  return manifest["short_len"] + manifest["stride"] + repeated
+
+
+def rope_warnings(
+  documents: Sequence[DocumentResult], manifest: dict[str, Any]
+) -> list[str]:
+  """Where the evaluator's long and short passes used different RoPE tables.
+
+  Args:
+    documents: under any model; their eligible ids are the evaluator's.
+    manifest: of the key tokens.
+  """
+  if "rope_by_length" not in manifest:
+    return []
+  short_length = window_length(manifest)
+
+  def table(length):
+    return rope.name_table(**manifest["rope_by_length"], length=length)
+
+  lengths = [short_length + d.n_eligible for d in documents if d.n_eligible]
+  mixed = [n for n in lengths if table(n) != table(short_length)]
+  if not mixed:
+    return []
+  return [
+    f"the evaluator read {len(mixed)} of {len(lengths)} documents with another "
+    f"RoPE table ({table(max(mixed))}) than their short contexts "
+    f"({table(short_length)}): key tokens mix the effects of context and table"
+  ]

@@ -144,7 +144,8 @@ class Scorer:
     ids = np.zeros((self.long_batch, bucket + 1), np.int32)
     for row, job in enumerate(jobs):
       ids[row, : len(job.ids)] = job.ids
-    out = self._call(self.long_pass, "long", ids)
+    lengths = [len(job.ids) for job in jobs]
+    out = self._call(self.long_pass, "long", ids, lengths)
     counts = [len(job.ids) - 1 for job in jobs]
     self.usage.tokens += sum(counts)
     self.usage.needed += sum(counts)
@@ -184,15 +185,23 @@ class Scorer:
       ids[row, : len(span)] = span
       self.usage.needed += len(span) - 1
     self.usage.fed += self.window_batch * (length - 1)
-    out = self._call(self.window_pass, prefix_len, ids)
+    lengths = [len(span) for _, _, span in batch]
+    out = self._call(self.window_pass, prefix_len, ids, lengths)
     for row, (scores, first, span) in enumerate(batch):
       count = len(span) - prefix_len - self.short_len
       scores.short[first : first + count] = out[row, :count]
       yield scores
 
-  def _call(self, function, kind, ids):
-    """Runs a pass on the mesh; compilation is timed apart."""
-    ids = jax.device_put(ids, sharding.batch_sharding(self.model.mesh))
+  def _call(self, function, kind, ids, lengths):
+    """Runs a pass on the mesh; compilation is timed apart.
+
+    The rows' real lengths, of all ids, go in beside the padded ids: RoPE
+    tables may depend on them.
+    """
+    lengths = np.pad(np.array(lengths, np.int32), (0, len(ids) - len(lengths)))
+    inputs = jax.device_put(
+      (ids, lengths), sharding.batch_sharding(self.model.mesh)
+    )
     key = (kind, ids.shape)
     with jax.set_mesh(self.model.mesh):
       if key not in self.compiled:
@@ -202,11 +211,11 @@ class Scorer:
         # Splash does not compile for bfloat16 under "highest".
         exact = self.model.dtype == "float32"
         with jax.default_matmul_precision("highest" if exact else "default"):
-          lowered = function.lower(self.model.params, ids, *static)
+          lowered = function.lower(self.model.params, *inputs, *static)
         self.compiled[key] = lowered.compile()
         self.usage.compilations += 1
         self.usage.compile_seconds += time.monotonic() - start
-      return np.asarray(self.compiled[key](self.model.params, ids))
+      return np.asarray(self.compiled[key](self.model.params, *inputs))
 
 
 def make_scorer(
@@ -238,9 +247,11 @@ def make_scorer(
   ways = sharding.batch_ways(model.mesh)
   window_batch = window_batch or (1 if jax.default_backend() == "cpu" else 4)
 
-  def log_probs_of(params, ids, targets, score_rows):
+  def log_probs_of(params, ids, lengths, targets, score_rows):
     transformer = nnx.merge(model.graphdef, params)
-    hidden = transformer(ids, score_rows=score_rows, backend=backend)
+    hidden = transformer(
+      ids, lengths=lengths, score_rows=score_rows, backend=backend
+    )
     return log_probs.target_log_probs(
       hidden,
       transformer.head(),
@@ -253,14 +264,18 @@ def make_scorer(
   whole = jax.sharding.NamedSharding(model.mesh, jax.sharding.PartitionSpec())
 
   @functools.partial(jax.jit, out_shardings=whole)
-  def long_pass(params, ids):
-    return log_probs_of(params, ids[:, :-1], ids[:, 1:], None)
+  def long_pass(params, ids, lengths):
+    return log_probs_of(params, ids[:, :-1], lengths, ids[:, 1:], None)
 
-  @functools.partial(jax.jit, static_argnums=2, out_shardings=whole)
-  def window_pass(params, ids, prefix_len):
+  @functools.partial(jax.jit, static_argnums=3, out_shardings=whole)
+  def window_pass(params, ids, lengths, prefix_len):
     first = prefix_len + short_len
     return log_probs_of(
-      params, ids[:, :-1], ids[:, first:], (first - 1, first + stride - 1)
+      params,
+      ids[:, :-1],
+      lengths,
+      ids[:, first:],
+      (first - 1, first + stride - 1),
     )
 
   return Scorer(

@@ -13,16 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
-from flax import nnx
 from safetensors.numpy import save_file
 
 from longctx_jax import sharding
 from longctx_jax.loading import LoadedModel
 from longctx_jax.model import config as config_lib
-from longctx_jax.model import hf
+from longctx_jax.model import hf, names
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.rope import RopeConfig
-from longctx_jax.model.transformer import Transformer
 from longctx_jax.tokenizer import TextTokenizer
 
 BOS = "<bos>"
@@ -66,7 +64,7 @@ def tiny_config(**changes) -> ModelConfig:
     mlp_dim=56,
     norm_eps=1e-6,
     max_position=4096,
-    rope=RopeConfig("default", 10000.0),
+    ropes=(RopeConfig("default", 10000.0),),
     tied=True,
     qkv_bias=False,
     output_bias=False,
@@ -110,31 +108,28 @@ class RandomSource:
 
   def __init__(self, config: ModelConfig, *, seed: int):
     self.config = config_lib.to_hf(dataclasses.replace(config, sink_len=0))
-    abstract = nnx.eval_shape(
-      lambda: Transformer(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    )
-    params = hf.flatten(nnx.state(abstract, nnx.Param))
-    shapes = {name: leaf.shape for name, leaf in params.items()}
+    shapes = hf.parameter_shapes(config)
+    table = names.parameter_table(config, shapes)
+    self.shapes = hf.tensor_shapes(table, shapes)
     rng = np.random.default_rng(seed)
-    self._tensors = {}
-    for name, tensors in hf.parameter_table(shapes).items():
-      stacked = name.startswith("layers.")
-      shape = shapes[name][1:] if stacked else shapes[name]
-      shape = shape[::-1] if name.endswith(".kernel") else shape
-      for tensor in tensors:
-        noise = rng.normal(size=shape).astype(np.float32)
+    self._tensors = {
+      name: np.empty(shape, np.float32) for name, shape in self.shapes.items()
+    }
+    for name, refs in table.items():
+      for ref in refs:
+        target = self._tensors[ref.tensor][slice(*(ref.rows or (None,)))]
+        noise = rng.normal(size=target.shape).astype(np.float32)
         if name.endswith("scale"):
-          noise = 1 + 0.1 * noise
+          noise = (not config.norm_plus_one) + 0.1 * noise
         elif name.endswith("bias"):
           noise *= 0.1
         else:
-          noise /= np.sqrt(shape[-1])
-        self._tensors[tensor] = noise.astype(np.float32)
-    self.shapes = {name: t.shape for name, t in self._tensors.items()}
+          noise /= np.sqrt(target.shape[-1])
+        target[...] = noise
 
-  def read(self, name: str) -> np.ndarray:
-    """The tensor, float32."""
-    return self._tensors[name]
+  def read(self, name: str, index: tuple[slice, ...] = ()) -> np.ndarray:
+    """The tensor, or a part of it, float32."""
+    return self._tensors[name][index]
 
   def raw(self, name: str) -> np.ndarray:
     """Its bits."""

@@ -11,14 +11,18 @@ from command_line import ROOT
 LAYERS = (
   "windows spans batching tables",
   "sharding log_probs contrast losses metrics correlations",
-  "model.rope model.config model.blockwise model.splash model.cudnn "
-  "model.attention model.transformer model.partition",
-  "model.hf model.gguf_header model.gguf pieces tokenizer corpus_files corpus "
-  "key_tokens key_token_parts key_token_store key_token_slices loading testing",
+  "model.allow_list model.families model.rope model.rope_schema model.config "
+  "model.rope_override model.names model.blockwise model.splash model.cudnn "
+  "model.attention model.layers model.moe model.transformer model.partition",
+  "model.inspection model.placement model.hf model.gguf_header "
+  "model.gguf_config model.gguf model.gguf_tokenizer model.assets "
+  "model.export model.orbax_folder hub pieces tokenizer corpus_files corpus "
+  "key_tokens key_token_parts key_token_store key_token_slices loading "
+  "testing",
   "scoring protocol",
   "finding results evaluation longppl",
-  "progress score result_files foreign_log_probs evaluate comparison svg "
-  "heatmap report demo controls govreport slice_check commands",
+  "convert progress score result_files foreign_log_probs evaluate comparison "
+  "svg heatmap report demo controls govreport slice_check commands",
 )
 ORDER = [name for layer in LAYERS for name in layer.split()]
 # What the lower layers do without: they are arithmetic.
@@ -146,15 +150,17 @@ def test_every_public_name_has_a_docstring(name):
 
 
 def test_one_place_compiles():
-  """The scorer; and `choose_backend`, which runs a backend to check it."""
+  """The scorer; `choose_backend`, which runs a backend to check it; and what
+  moves parameters to the devices and back.
+  """
   for name, path in PATHS.items():
     used = {
       node.attr
       for node in ast.walk(tree(path))
       if isinstance(node, ast.Attribute)
     } | {full.rpartition(".")[2] for full in imported(path)}
-    compiles = name in ("scoring", "model.attention")
-    assert compiles or not used & {"jit", "pjit", "pmap"}, name
+    compiles = "scoring model.attention model.placement model.export".split()
+    assert name in compiles or not used & {"jit", "pjit", "pmap"}, name
 
 
 def test_the_library_does_not_print():

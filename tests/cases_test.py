@@ -179,7 +179,8 @@ CASES = {
   "L1": """
     offline_test::test_the_api_works_without_network_and_torch
     offline_test::test_a_hub_id_says_at_once_what_to_copy_where
-    model/hf_test::test_no_folder_no_hub_is_a_clear_error""",
+    hub_test::test_a_missing_one_says_what_to_copy_where
+    hub_test::test_a_hub_that_never_answers_is_not_waited_for""",
   "L2": "offline_test::test_the_api_works_without_network_and_torch",
   "L3": """
     score_test::test_a_killed_run_ends_as_one_that_was_not

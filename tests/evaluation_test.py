@@ -305,7 +305,7 @@ def other_tokenizer():
 
 def with_rope(model, theta):
   rope = dataclasses.replace(model.config.rope, theta=theta)
-  config = dataclasses.replace(model.config, rope=rope)
+  config = dataclasses.replace(model.config, ropes=(rope,))
   return dataclasses.replace(model, config=config)
 
 

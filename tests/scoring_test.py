@@ -12,6 +12,7 @@ import pytest
 from conftest import one_device_mesh
 
 from longctx_jax import batching, scoring, sharding, testing
+from longctx_jax.model.rope import RopeConfig
 
 K, D = 48, 16
 BOS = 256
@@ -127,6 +128,43 @@ def test_the_long_pass_alone_gives_the_same_bits(scorer, scored):
   for n, got in alone.items():
     np.testing.assert_array_equal(got.long, scored[0][n].long)
     assert np.isnan(got.short).all()
+
+
+def test_tables_go_by_the_real_length_of_a_pass():
+  """Cases F5: up to 100 ids the short table, beyond them the long one.
+
+  Buckets hold 128 positions and windows 64: padding decides nothing.
+  """
+  table = RopeConfig(
+    "longrope",
+    10000.0,
+    original_max_position=100,
+    short_factor=(1.0,) * 4,
+    long_factor=(1.0, 2.0, 5.0, 9.0),
+    attention_factor=1.1,
+  )
+  config = testing.tiny_config(ropes=(table,))
+  model = testing.tiny_model(config, mesh=one_device_mesh())
+  scorer = scoring.make_scorer(model, short_len=K, stride=D, window_batch=2)
+  found = by_key(scorer.score(jobs_of((100, 101))))
+
+  def log_probs(model, ids):
+    logits = np.asarray(model.logits(ids[None])[0], np.float64)[:-1]
+    normaliser = np.log(np.exp(logits).sum(-1))
+    return logits[np.arange(len(ids) - 1), ids[1:]] - normaliser
+
+  short_only = dataclasses.replace(table, long_factor=table.short_factor)
+  short_model = testing.tiny_model(
+    testing.tiny_config(ropes=(short_only,)), mesh=one_device_mesh()
+  )
+  for n, got in found.items():
+    ids = random_ids(n)
+    np.testing.assert_allclose(got.long, log_probs(model, ids), atol=1e-5)
+    as_short = np.abs(got.long - log_probs(short_model, ids)).max()
+    assert as_short > 1e-2 if n > 100 else as_short < 1e-5
+    # The window that starts at id 16 scores ids 64 to 79.
+    window = log_probs(short_model, ids[16:80])[K - 1 :]
+    np.testing.assert_allclose(got.short[63:79], window, atol=1e-5)
 
 
 @pytest.mark.parametrize("window_batch", [1, 2])

@@ -17,7 +17,7 @@ import transformers
 from longppl import longppl
 
 from longctx_jax import spans
-from longctx_jax.model import gguf
+from longctx_jax.model import gguf, gguf_tokenizer
 
 
 class Recorder:
@@ -131,7 +131,7 @@ def load_gguf(
   model = transformers.AutoModelForCausalLM.from_pretrained(
     str(path.parent), gguf_file=path.name, dtype=torch.float32
   )
-  tokenizer = gguf.load_gguf_tokenizer(gguf.GgufSource(path))
+  tokenizer = gguf_tokenizer.load_tokenizer(gguf.GgufSource(path))
   return model.eval(), transformers.PreTrainedTokenizerFast(
     tokenizer_object=tokenizer
   )

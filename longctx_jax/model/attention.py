@@ -125,11 +125,12 @@ def choose_backend(config: ModelConfig, *, dtype: Any) -> str:
   and where `find_fault` finds one, "blockwise".
 
   Args:
-    config: the model; its head sizes, windows and sink decide.
+    config: the model; its head sizes, windows, sink and cap decide.
     dtype: of the activations.
   """
   backend = {"tpu": "splash", "gpu": "cudnn"}.get(jax.default_backend())
-  cudnn_can = not config.sink_len and jnp.dtype(dtype).name in CUDNN_DTYPES
+  cudnn_can = not (config.sink_len or config.attention_softcap)
+  cudnn_can &= jnp.dtype(dtype).name in CUDNN_DTYPES
   if backend is None or (backend == "cudnn" and not cudnn_can):
     return "blockwise"
   fault = find_fault(_FUNCTIONS[backend], config, dtype=dtype)
@@ -198,8 +199,8 @@ def _compare(function, config, length, case, dtype):
       function,
       **case,
       segment_ids=None,
-      softcap=0.0,
-      scale=config.head_dim**-0.5,
+      softcap=config.attention_softcap,
+      scale=config.query_scale or config.head_dim**-0.5,
     )
 
     def loss(q, k, v):

@@ -10,69 +10,31 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from longctx_jax.model import rope
+from longctx_jax.model import allow_list, families, rope_schema
+from longctx_jax.model.rope import RopeConfig
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = (*families.FAMILIES, "gemma3")
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
-# Facts that every config.json states, by our name.
+# Facts that every config.json states: our name -> field.
 _FACTS = {
   "vocab_size": "vocab_size",
-  "hidden_size": "embed_dim",
-  "num_hidden_layers": "num_layers",
-  "num_attention_heads": "num_heads",
-  "intermediate_size": "mlp_dim",
-  "rms_norm_eps": "norm_eps",
-  "max_position_embeddings": "max_position",
+  "embed_dim": "hidden_size",
+  "num_layers": "num_hidden_layers",
+  "num_heads": "num_attention_heads",
+  "mlp_dim": "intermediate_size",
+  "norm_eps": "rms_norm_eps",
+  "max_position": "max_position_embeddings",
 }
-# Read below, each with its rule.
+# Read below or in `families`, each with its rule, whatever the family.
 _READ = {
   "model_type",
   "num_key_value_heads",
   "head_dim",
   "hidden_act",
   "tie_word_embeddings",
-  "attention_bias",
-  "mlp_bias",
-  "rope_theta",
-  "rope_scaling",
-  "rope_parameters",
-  "original_max_position_embeddings",
-  "sliding_window",
-  "use_sliding_window",
-  "max_window_layers",
-  "layer_types",
   "quantization_config",
-}
-# Cannot change a forward pass without dropout.
-_HARMLESS = {
-  "architectures",
-  "attention_dropout",
-  "attn_implementation",
-  "auto_map",
-  "bos_token_id",
-  "chunk_size_feed_forward",
-  "dtype",
-  "eos_token_id",
-  "finetuning_task",
-  "id2label",
-  "initializer_range",
-  "is_decoder",
-  "is_llama_config",
-  "keys_to_ignore_at_inference",
-  "label2id",
-  "max_length",
-  "output_attentions",
-  "output_hidden_states",
-  "pad_token_id",
-  "pretraining_tp",
-  "return_dict",
-  "rope_interleaved",
-  "tokenizer_class",
-  "torch_dtype",
-  "transformers.js_config",
-  "transformers_version",
-  "unk_token_id",
-  "use_cache",
+  *rope_schema.FIELDS,
 }
 
 
@@ -91,15 +53,26 @@ class ModelConfig:
     mlp_dim: F.
     norm_eps: epsilon of every RMSNorm.
     max_position: longest context, after RoPE scaling.
-    rope: rotary table.
+    ropes: rotary tables.
     tied: the output head is the embedding.
     qkv_bias: query, key and value projections have biases.
     output_bias: the attention's output projection has a bias.
     mlp_bias: the MLP's projections have biases.
-    qk_norm: RMSNorm over each head's queries and keys (Qwen3).
+    qk_norm: RMSNorm over each head's queries and keys (Qwen3, Gemma 3).
     windows: per layer, the number of last positions visible; 0 is all.
+    rope_kinds: per layer, its table in `ropes`; () is the first for all.
     sink_len: first positions that stay visible beside a window.
     softcap: cap on the final logits; 0 is none.
+    activation: "silu" or "gelu_tanh".
+    attention_softcap: cap on the attention scores; 0 is none.
+    query_scale: factor on the attention scores; 0 is head_dim ** -0.5.
+    embed_scale: factor on the embeddings, in the model's dtype; 0 is none.
+    norm_plus_one: RMSNorm multiplies by 1 + scale (Gemma).
+    post_norms: the output of attention and MLP is normed too (Gemma).
+    num_experts: E, MLPs of each layer that tokens are routed to; 0 is none.
+    experts_per_token: how many of them a token goes to.
+    expert_dim: F of an expert.
+    norm_topk: the weights of a token's experts sum to 1.
   """
 
   model_type: str
@@ -112,15 +85,26 @@ class ModelConfig:
   mlp_dim: int
   norm_eps: float
   max_position: int
-  rope: rope.RopeConfig
+  ropes: tuple[RopeConfig, ...]
   tied: bool
   qkv_bias: bool
   output_bias: bool
   mlp_bias: bool
   qk_norm: bool
   windows: tuple[int, ...]
+  rope_kinds: tuple[int, ...] = ()
   sink_len: int = 0
   softcap: float = 0.0
+  activation: str = "silu"
+  attention_softcap: float = 0.0
+  query_scale: float = 0.0
+  embed_scale: float = 0.0
+  norm_plus_one: bool = False
+  post_norms: bool = False
+  num_experts: int = 0
+  experts_per_token: int = 0
+  expert_dim: int = 0
+  norm_topk: bool = False
 
   def __post_init__(self):
     if self.num_heads % self.num_kv_heads:
@@ -128,12 +112,71 @@ class ModelConfig:
         f"num_attention_heads={self.num_heads} is not a multiple of "
         f"num_key_value_heads={self.num_kv_heads}"
       )
-    if self.head_dim % 2:
-      raise ValueError(f"head_dim={self.head_dim}: RoPE needs an even one")
-    if len(self.windows) != self.num_layers:
+    if self.num_experts and not (
+      0 < self.experts_per_token <= self.num_experts
+    ):
       raise ValueError(
-        f"{len(self.windows)} layer types for {self.num_layers} layers"
+        f"num_experts_per_tok={self.experts_per_token} of {self.num_experts} "
+        "experts"
       )
+    for kinds in (self.windows, self.rope_kinds or self.windows):
+      if len(kinds) != self.num_layers:
+        raise ValueError(
+          f"{len(kinds)} layer types for {self.num_layers} layers"
+        )
+    for table in self.ropes:
+      rotary_dim = table.rotary_dim(self.head_dim)
+      if rotary_dim % 2 or rotary_dim == 0:
+        raise ValueError(
+          f"head_dim={self.head_dim}, of which {rotary_dim} rotate: RoPE needs "
+          "an even number"
+        )
+      for name in ("short_factor", "long_factor"):
+        if len(getattr(table, name)) not in (0, rotary_dim // 2):
+          raise ValueError(
+            f"{name} has {len(getattr(table, name))} values for "
+            f"{rotary_dim // 2} pairs of dimensions"
+          )
+
+  @property
+  def rope(self) -> RopeConfig:
+    """The rotary table of a model with one.
+
+    Raises:
+      ValueError: where layers have tables of their own.
+    """
+    if len(self.ropes) > 1:
+      raise ValueError(f"{self.model_type} has {len(self.ropes)} RoPE tables")
+    return self.ropes[0]
+
+  @property
+  def layer_kinds(self) -> tuple[tuple[int, int], ...]:
+    """(window, index of the RoPE table) of each layer."""
+    kinds = self.rope_kinds or (0,) * self.num_layers
+    return tuple(zip(self.windows, kinds, strict=True))
+
+  @property
+  def rope_by_length(self) -> dict[str, Any]:
+    """For `rope.name_table`, where a pass's length matters; else empty."""
+    for table in self.ropes:
+      if table.depends_on_length:
+        limit = table.original_max_position
+        return {"rope_type": table.rope_type, "limit": limit}
+    return {}
+
+  def describe_rope(self, length: int = 0) -> str:
+    """The RoPE table, or tables, in one line for results and manifests.
+
+    Args:
+      length: names the table that a pass of this many positions uses; 0
+        describes the model.
+    """
+    if len(self.ropes) == 1:
+      return self.rope.describe(length)
+    return "; ".join(
+      f"{table.describe(length)} x {self.rope_kinds.count(kind)}"
+      for kind, table in enumerate(self.ropes)
+    )
 
   def with_attention(self, *, window: int, sink_len: int) -> ModelConfig:
     """The same weights with every layer limited to sink_len + window.
@@ -181,210 +224,139 @@ def from_hf(fields: Mapping[str, Any], *, source: str) -> ModelConfig:
     ValueError: for an unsupported family or quantisation, a missing fact, or
       a field that is not understood and could change the numbers.
   """
-  family = fields.get("model_type", "")
-  if family not in MODEL_TYPES:
+  try:
+    return _read(fields)
+  except ValueError as error:
+    raise ValueError(f"{source}: {error}") from error
+
+
+def _read(fields):
+  name = fields.get("model_type", "")
+  if name not in MODEL_TYPES:
     raise ValueError(
-      f"{source}: model_type {family!r} is not supported (supported: "
+      f"model_type {name!r} is not supported (supported: "
       f"{', '.join(MODEL_TYPES)}). Log-probs computed elsewhere can be "
       "evaluated all the same: scripts/eval.py --log_probs"
     )
+  if name == "gemma3":
+    known = families.GEMMA3_OUTER | allow_list.HARMLESS
+    allow_list.refuse_unknown(fields, known, {})
+    fields = families.text_fields(fields)
+    name = "gemma3_text"
+  family = families.FAMILIES[name]
+  fields = {family.aliases.get(key, key): fields[key] for key in fields}
   if fields.get("quantization_config"):
     method = fields["quantization_config"].get("quant_method", "unknown")
     raise ValueError(
-      f"{source}: the checkpoint is quantised ({method}), which is not read. "
-      "Use the unquantised checkpoint, a GGUF file, or scripts/eval.py "
-      "--log_probs with log-probs computed elsewhere"
+      f"the checkpoint is quantised ({method}), which is not read. Use the "
+      "unquantised checkpoint, a GGUF file, or scripts/eval.py --log_probs "
+      "with log-probs computed elsewhere"
     )
-  known = _READ | _HARMLESS | set(_FACTS)
-  # A field that says "nothing" changes nothing.
-  unknown = sorted(
-    name
-    for name, value in fields.items()
-    if name not in known
-    and not name.startswith("_")
-    and value not in (None, False, "", [], {})
+  facts = _read_facts(fields, family)
+  windows = family.read_windows(fields, facts["num_layers"])
+  ropes = rope_schema.read_ropes(
+    fields,
+    per_layer_type=family.rope_per_layer_type,
+    missing_theta=family.missing_theta,
+    aliases=family.rope_aliases,
   )
-  if unknown:
-    raise ValueError(
-      f"{source}: fields that are not understood and could change the "
-      f"numbers: {', '.join(f'{name}={fields[name]!r}' for name in unknown)}"
-    )
-  missing = [name for name in (*_FACTS, "hidden_act") if name not in fields]
-  if missing:
-    raise ValueError(f"{source}: missing {', '.join(missing)}")
-  if fields["hidden_act"] != "silu":
-    raise ValueError(
-      f"{source}: hidden_act={fields['hidden_act']!r}; {family} uses 'silu'"
-    )
-  facts = {ours: fields[theirs] for theirs, ours in _FACTS.items()}
-  heads = facts["num_heads"]
-  attention_bias = bool(fields.get("attention_bias") or False)
+  if not family.partial_rotary and any(t.rotary_share != 1 for t in ropes):
+    share = ropes[0].rotary_share
+    raise ValueError(f"partial_rotary_factor={share} on a {name} model")
+  if len(ropes) > 1:
+    facts["rope_kinds"] = tuple(int(window > 0) for window in windows)
+  if family.query_field:
+    facts["query_scale"] = fields[family.query_field] ** -0.5
+  if family.scaled_embedding:
+    facts["embed_scale"] = facts["embed_dim"] ** 0.5
+  tied = fields.get("tie_word_embeddings")
+  absent = dict.fromkeys(("output_bias", "mlp_bias", "qk_norm"), False)
+  facts = absent | facts | family.constants
   return ModelConfig(
-    model_type=family,
-    **facts,
-    num_kv_heads=fields.get("num_key_value_heads") or heads,
-    head_dim=fields.get("head_dim") or facts["embed_dim"] // heads,
-    rope=_read_rope(fields, source),
-    tied=bool(fields.get("tie_word_embeddings") or False),
-    qkv_bias=attention_bias or family == "qwen2",
-    output_bias=attention_bias,
-    mlp_bias=bool(fields.get("mlp_bias") or False),
-    qk_norm=family == "qwen3",
-    windows=_read_windows(fields, source),
+    model_type=name,
+    **{"qkv_bias": facts["output_bias"]} | facts,
+    num_kv_heads=fields.get("num_key_value_heads") or facts["num_heads"],
+    head_dim=fields.get("head_dim") or facts["embed_dim"] // facts["num_heads"],
+    activation=_read_activation(fields, family.activation_field),
+    ropes=ropes,
+    tied=family.tied if tied is None else bool(tied),
+    windows=windows,
   )
 
 
-def _read_windows(fields, source):
-  """Per-layer windows; null, 0 and use_sliding_window=false are full."""
-  num_layers = fields["num_hidden_layers"]
-  window = fields.get("sliding_window") or 0
-  family = fields["model_type"]
-  if family == "mistral":
-    if "sliding_window" not in fields:
-      raise ValueError(
-        f"{source}: sliding_window is missing; Mistral models differ in it "
-        "(null is full attention)"
-      )
-    first = 0
-  elif family in ("qwen2", "qwen3"):
-    window = window if fields.get("use_sliding_window") else 0
-    first = fields.get("max_window_layers") or 0
-    if window and "max_window_layers" not in fields:
-      raise ValueError(f"{source}: max_window_layers is missing")
-  elif window:
-    raise ValueError(f"{source}: sliding_window={window} on a {family} model")
-  else:
-    first = 0
-  kinds = fields.get("layer_types")
-  if kinds is None:
-    return (0,) * min(first, num_layers) + (window,) * (num_layers - first)
-  unknown = set(kinds) - {"full_attention", "sliding_attention"}
-  if unknown:
-    raise ValueError(f"{source}: layer_types {sorted(unknown)} are not known")
-  if "sliding_attention" in kinds and not window:
+def _read_facts(fields, family):
+  """What stands in a field of its own, by our names."""
+  numbers = _FACTS | family.facts
+  needed = {*numbers.values(), family.activation_field}
+  needed |= {family.query_field} if family.query_field else set()
+  needed |= {"head_dim"} if family.stated_head_dim else set()
+  nullable = set(family.nullable.values())
+  known = needed | nullable | set(family.flags.values()) | _READ
+  known |= allow_list.HARMLESS | family.harmless | family.window_fields
+  allow_list.refuse_unknown(fields, known, family.neutral)
+  missing = {name for name in needed if fields.get(name) is None}
+  missing |= nullable - set(fields)
+  if missing:
+    raise ValueError(f"missing {', '.join(sorted(missing))}")
+  facts = {ours: fields[theirs] for ours, theirs in numbers.items()}
+  for ours, theirs in family.nullable.items():
+    facts[ours] = fields[theirs] or 0.0
+  for ours, theirs in family.flags.items():
+    facts[ours] = bool(fields.get(theirs))
+  return facts
+
+
+def _read_activation(fields, name):
+  value = fields[name]
+  if value not in _ACTIVATIONS:
     raise ValueError(
-      f"{source}: layer_types has sliding_attention, but sliding_window is "
-      f"{fields.get('sliding_window')!r} and use_sliding_window is "
-      f"{fields.get('use_sliding_window')!r}"
+      f"{name}={value!r} is not supported (supported: "
+      f"{', '.join(_ACTIVATIONS)})"
     )
-  return tuple(window if kind != "full_attention" else 0 for kind in kinds)
-
-
-_ROPE_NAMES = {
-  "factor": "factor",
-  "low_freq_factor": "low_freq_factor",
-  "high_freq_factor": "high_freq_factor",
-  "original_max_position_embeddings": "original_max_position",
-  "beta_fast": "beta_fast",
-  "beta_slow": "beta_slow",
-  "attention_factor": "attention_factor",
-  "truncate": "truncate",
-}
-
-
-def _read_rope(fields, source):
-  """RopeConfig from `rope_parameters`, or `rope_theta` and `rope_scaling`."""
-  stated = dict(fields.get("rope_parameters") or {})
-  for name, value in (fields.get("rope_scaling") or {}).items():
-    if stated.setdefault(name, value) != value:
-      raise ValueError(
-        f"{source}: rope_scaling[{name!r}]={value!r}, but rope_parameters "
-        f"says {stated[name]!r}"
-      )
-  kinds = {stated.pop(key) for key in ("rope_type", "type") if key in stated}
-  if len(kinds) > 1:
-    raise ValueError(f"{source}: RoPE types {sorted(kinds)} contradict")
-  kind = kinds.pop() if kinds else "default"
-  theta = stated.pop("rope_theta", fields.get("rope_theta"))
-  if fields.get("rope_theta") not in (None, theta):
-    raise ValueError(
-      f"{source}: rope_theta is {fields['rope_theta']} and, in "
-      f"rope_parameters, {theta}"
-    )
-  if theta is None:
-    # Llama 1 and 2 were published before the field existed, with this base.
-    if fields["model_type"] != "llama":
-      raise ValueError(f"{source}: rope_theta is missing")
-    theta = 10000.0
-  if kind == "default":
-    # A stale scaling factor beside the default type changes nothing.
-    return rope.RopeConfig("default", float(theta))
-  stated = {name: value for name, value in stated.items() if value is not None}
-  if kind in ("yarn", "llama3"):
-    stated.setdefault(
-      "original_max_position_embeddings",
-      fields.get("original_max_position_embeddings")
-      or fields["max_position_embeddings"],
-    )
-  # Yarn-Mistral and its kin mark a fine-tuned table; the table is the same.
-  stated.pop("finetuned", None)
-  unknown = sorted(set(stated) - set(_ROPE_NAMES))
-  if kind in rope.ROPE_TYPES and unknown:
-    raise ValueError(
-      f"{source}: RoPE fields {unknown} are not understood for type {kind!r}"
-    )
-  values = {
-    _ROPE_NAMES[name]: value
-    for name, value in stated.items()
-    if name in _ROPE_NAMES
-  }
-  if kind == "yarn" and "attention_factor" not in values:
-    values["attention_factor"] = rope.yarn_attention_factor(
-      values.get("factor", 0.0)
-    )
-  try:
-    return rope.RopeConfig(kind, float(theta), **values)
-  except ValueError as error:
-    raise ValueError(f"{source}: {error}") from error
+  return _ACTIVATIONS[value]
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
   """The fields of a config.json that `from_hf` reads back to `config`.
 
-  Both RoPE schemas are written: transformers before version 5 reads
-  `rope_theta` and `rope_scaling` only.
+  Both RoPE schemas are written, since transformers before version 5 reads
+  `rope_theta` and `rope_scaling` only; a table per layer type (Gemma 3) fits
+  the new schema alone.
 
   Raises:
-    ValueError: for an attention sink, which no Hugging Face config can state.
+    ValueError: for what no config.json of the family can state: an attention
+      sink, or windows that its layers cannot have.
   """
   if config.sink_len:
     raise ValueError(
       f"sink_len={config.sink_len} cannot be written to a config.json"
     )
-  fields = {
-    theirs: getattr(config, ours) for theirs, ours in _FACTS.items()
-  } | {
+  family = families.FAMILIES[config.model_type]
+  numbers = _FACTS | family.facts | family.flags
+  fields = {theirs: getattr(config, ours) for ours, theirs in numbers.items()}
+  for ours, theirs in family.nullable.items():
+    fields[theirs] = getattr(config, ours) or None
+  names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+  fields |= {
+    "architectures": [family.architecture],
     "model_type": config.model_type,
     "num_key_value_heads": config.num_kv_heads,
     "head_dim": config.head_dim,
-    "hidden_act": "silu",
+    family.activation_field: names[config.activation],
     "tie_word_embeddings": config.tied,
+    **family.neutral,
+    **family.write_windows(config.windows),
   }
-  if config.model_type != "qwen2":
-    fields["attention_bias"] = config.output_bias
-  if config.model_type == "llama":
-    fields["mlp_bias"] = config.mlp_bias
-  window = max(config.windows)
-  if config.model_type in ("mistral", "qwen2", "qwen3"):
-    fields["sliding_window"] = window or None
-  if config.model_type in ("qwen2", "qwen3"):
-    fields["use_sliding_window"] = bool(window)
-    fields["max_window_layers"] = config.windows.count(0)
-    fields["layer_types"] = [
-      "sliding_attention" if layer else "full_attention"
-      for layer in config.windows
-    ]
-  table = config.rope
-  defaults = rope.RopeConfig("default", table.theta)
-  scaling = {
-    theirs: getattr(table, ours)
-    for theirs, ours in _ROPE_NAMES.items()
-    if getattr(table, ours) != getattr(defaults, ours)
-  }
-  if table.rope_type == "yarn":
-    scaling["attention_factor"] = table.attention_factor
-  named = {"rope_type": table.rope_type} | scaling
-  fields["rope_theta"] = table.theta
-  fields["rope_scaling"] = named if table.rope_type != "default" else None
-  fields["rope_parameters"] = named | {"rope_theta": table.theta}
-  return fields
+  if family.query_field:
+    fields[family.query_field] = _query_scalar(config.query_scale)
+  return fields | rope_schema.write_ropes(
+    config.ropes,
+    max_position=config.max_position,
+    original_on_top=family.original_on_top,
+  )
+
+
+def _query_scalar(scale):
+  """The s of scale = s ** -0.5, whole where that gives the same scale."""
+  scalar = scale**-2
+  return round(scalar) if round(scalar) ** -0.5 == scale else scalar

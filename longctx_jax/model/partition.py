@@ -10,7 +10,9 @@ from longctx_jax.model.config import ModelConfig
 
 
 def partition_rules(config: ModelConfig) -> sharding.Rules:
-  """The table for a config; parameter names as in `hf.parameter_table`."""
+  """The table for a config; parameter names as in `names.parameter_table`."""
+  # Experts stack once more: L E D F.
+  stack = (None, None) if config.num_experts else (None,)
   rules = [
     (r"embedding", P("tensor", "fsdp")),
     (r"layers\..*_norm\.scale", P(None, None)),
@@ -18,11 +20,17 @@ def partition_rules(config: ModelConfig) -> sharding.Rules:
     (r"layers\..*\.o_proj\.kernel", P(None, "tensor", "fsdp")),  # L NH D
     (
       r"layers\.mlp\.(gate|up)_proj\.kernel",
-      P(None, "fsdp", "tensor"),
+      P(*stack, "fsdp", "tensor"),
     ),  # L D F
-    (r"layers\.mlp\.down_proj\.kernel", P(None, "tensor", "fsdp")),  # L F D
+    (
+      r"layers\.mlp\.down_proj\.kernel",
+      P(*stack, "tensor", "fsdp"),
+    ),  # L F D
     (r"norm\.scale", P(None)),
   ]
+  if config.num_experts:
+    # Every device routes, with all of a router that is small.
+    rules.append((r"layers\.mlp\.router\.kernel", P(None, None, None)))
   if not config.tied:
     rules.append((r"output", P("tensor", "fsdp")))
   if config.qkv_bias:

@@ -7,50 +7,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from longctx_jax import sharding
+from longctx_jax import log_probs, sharding
 from longctx_jax.model import attention as attention_lib
 from longctx_jax.model import rope
 from longctx_jax.model.config import ModelConfig
-
-_init = nnx.initializers.normal(0.02)
-
-
-def _along_last(vector, x):
-  """The vector with as many axes as x: no rank is promoted silently."""
-  return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
+from longctx_jax.model.layers import Linear, Mlp, RMSNorm, init
+from longctx_jax.model.moe import Experts
 
 
-class RMSNorm(nnx.Module):
-  """x / rms(x) * scale, in float32, cast once at the end."""
-
-  def __init__(self, dim: int, *, eps: float, dtype, rngs: nnx.Rngs):
-    self.scale = nnx.Param(jnp.ones((dim,), dtype))
-    self.eps = eps
-
-  def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-    """Normalises the last axis."""
-    wide = x.astype(jnp.float32)
-    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-    normed = wide * jax.lax.rsqrt(mean_square + self.eps)
-    scale = _along_last(self.scale[...].astype(jnp.float32), x)
-    return (normed * scale).astype(x.dtype)
-
-
-class Linear(nnx.Module):
-  """x @ kernel (+ bias), kernel [in, out]."""
-
-  def __init__(
-    self, in_dim: int, out_dim: int, *, bias: bool, dtype, rngs: nnx.Rngs
-  ):
-    self.kernel = nnx.Param(_init(rngs.params(), (in_dim, out_dim), dtype))
-    if bias:
-      self.bias = nnx.Param(jnp.zeros((out_dim,), dtype))
-    self.has_bias = bias
-
-  def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-    """Maps the last axis."""
-    x = x @ self.kernel[...]
-    return x + _along_last(self.bias[...], x) if self.has_bias else x
+def _norm(dim, config, *, dtype, rngs):
+  return RMSNorm(
+    dim,
+    eps=config.norm_eps,
+    plus_one=config.norm_plus_one,
+    dtype=dtype,
+    rngs=rngs,
+  )
 
 
 class Attention(nnx.Module):
@@ -67,13 +39,12 @@ class Attention(nnx.Module):
       q_dim, dim, bias=config.output_bias, dtype=dtype, rngs=rngs
     )
     if config.qk_norm:
-      kwargs = dict(eps=config.norm_eps, dtype=dtype, rngs=rngs)
-      self.q_norm = RMSNorm(head, **kwargs)
-      self.k_norm = RMSNorm(head, **kwargs)
+      self.q_norm = _norm(head, config, dtype=dtype, rngs=rngs)
+      self.k_norm = _norm(head, config, dtype=dtype, rngs=rngs)
     self.config = config
 
-  def __call__(self, x, table, attend, rows):
-    """x [B, S, D] -> [B, rows, D]; `attend` is a call of q, k, v."""
+  def __call__(self, x, attend, rows):
+    """x [B, S, D] -> [B, rows, D]; `attend` rotates and attends."""
     config = self.config
 
     def heads(projected):
@@ -83,8 +54,6 @@ class Attention(nnx.Module):
     v = heads(self.v_proj(x))
     if config.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
-    k = rope.apply_rope(k, table)
-    q = rope.apply_rope(q, tuple(part[:, rows] for part in table))
     q, k, v = (
       sharding.constrain(part, sharding.BATCH_AXES, None, "tensor", None)
       for part in (q, k, v)
@@ -93,35 +62,28 @@ class Attention(nnx.Module):
     return self.o_proj(out.reshape(*out.shape[:2], -1))
 
 
-class Mlp(nnx.Module):
-  """down(silu(gate(x)) * up(x))."""
-
-  def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
-    kwargs = dict(bias=config.mlp_bias, dtype=dtype, rngs=rngs)
-    self.gate_proj = Linear(config.embed_dim, config.mlp_dim, **kwargs)
-    self.up_proj = Linear(config.embed_dim, config.mlp_dim, **kwargs)
-    self.down_proj = Linear(config.mlp_dim, config.embed_dim, **kwargs)
-
-  def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """Maps each position by itself."""
-    return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class Block(nnx.Module):
   """Pre-norm attention and MLP, each added to the residual stream."""
 
   def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
-    dim, eps = config.embed_dim, config.norm_eps
-    self.attention_norm = RMSNorm(dim, eps=eps, dtype=dtype, rngs=rngs)
-    self.attention = Attention(config, dtype=dtype, rngs=rngs)
-    self.mlp_norm = RMSNorm(dim, eps=eps, dtype=dtype, rngs=rngs)
-    self.mlp = Mlp(config, dtype=dtype, rngs=rngs)
+    kwargs = dict(dtype=dtype, rngs=rngs)
+    self.attention_norm = _norm(config.embed_dim, config, **kwargs)
+    self.attention = Attention(config, **kwargs)
+    self.mlp_norm = _norm(config.embed_dim, config, **kwargs)
+    self.mlp = (Experts if config.num_experts else Mlp)(config, **kwargs)
+    if config.post_norms:
+      self.attention_post_norm = _norm(config.embed_dim, config, **kwargs)
+      self.mlp_post_norm = _norm(config.embed_dim, config, **kwargs)
+    self.has_post_norms = config.post_norms
 
-  def __call__(self, x, table, attend, rows=slice(None)):
+  def __call__(self, x, attend, rows=slice(None)):
     """x [B, S, D] -> [B, rows, D]; every position is a key in any case."""
-    attended = self.attention(self.attention_norm(x), table, attend, rows)
+    attended = self.attention(self.attention_norm(x), attend, rows)
+    if self.has_post_norms:
+      attended = self.attention_post_norm(attended)
     x = x[:, rows] + attended
-    x = x + self.mlp(self.mlp_norm(x))
+    mapped = self.mlp(self.mlp_norm(x))
+    x = x + (self.mlp_post_norm(mapped) if self.has_post_norms else mapped)
     return sharding.constrain(x, sharding.BATCH_AXES, None, None)
 
 
@@ -133,7 +95,7 @@ class Transformer(nnx.Module):
 
   def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
     shape = (config.vocab_size, config.embed_dim)
-    self.embedding = nnx.Param(_init(rngs.params(), shape, dtype))
+    self.embedding = nnx.Param(init(rngs.params(), shape, dtype))
 
     @nnx.split_rngs(splits=config.num_layers)
     @nnx.vmap(in_axes=0, out_axes=0)
@@ -141,16 +103,21 @@ class Transformer(nnx.Module):
       return Block(config, dtype=dtype, rngs=rngs)
 
     self.layers = make_layers(rngs)
-    self.norm = RMSNorm(
-      config.embed_dim, eps=config.norm_eps, dtype=dtype, rngs=rngs
-    )
+    self.norm = _norm(config.embed_dim, config, dtype=dtype, rngs=rngs)
     if not config.tied:
-      self.output = nnx.Param(_init(rngs.params(), shape, dtype))
+      self.output = nnx.Param(init(rngs.params(), shape, dtype))
     self.config = config
 
   def head(self) -> Float[Array, "V D"]:
     """The output head, one row per vocabulary entry."""
     return (self.embedding if self.config.tied else self.output)[...]
+
+  def logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+    """Float32 logits, capped where the model caps them; memory B x T x V."""
+    logits = jnp.einsum(
+      "btd,vd->btv", hidden, self.head(), preferred_element_type=jnp.float32
+    )
+    return log_probs.soft_cap(logits, self.config.softcap)
 
   def __call__(
     self,
@@ -158,6 +125,7 @@ class Transformer(nnx.Module):
     *,
     positions: Int[Array, "B S"] | None = None,
     segment_ids: Int[Array, "B S"] | None = None,
+    lengths: Int[Array, "*N"] | None = None,
     score_rows: tuple[int, int] | None = None,
     backend: str = "blockwise",
   ) -> Float[Array, "B T D"]:
@@ -167,6 +135,9 @@ class Transformer(nnx.Module):
       ids: token ids [B, S].
       positions: for RoPE; default 0, 1, 2, ... [B, S].
       segment_ids: documents of packed rows, at least 0 [B, S].
+      lengths: real length of each row [B] or, of packed rows, of each
+        position's document [B, S]; for RoPE tables that depend on it. Default
+        S: no padding.
       score_rows: static (start, stop): the only rows whose output is needed.
         The last layer computes queries and MLP only there. For inference: the
         layers are scanned by index, which costs memory under gradient.
@@ -177,45 +148,71 @@ class Transformer(nnx.Module):
 
     Raises:
       ValueError: for packed rows with an attention sink, which is counted from
-        the start of the row and not of the document.
+        the start of the row and not of the document, or without the lengths
+        that their RoPE tables depend on.
     """
     config = self.config
-    if config.sink_len and segment_ids is not None:
+    if segment_ids is not None and config.sink_len:
       raise ValueError(f"sink_len={config.sink_len} with packed documents")
+    if lengths is None:
+      if segment_ids is not None and config.rope_by_length:
+        raise ValueError(
+          f"{config.describe_rope()}: packed documents need their lengths"
+        )
+      lengths = jnp.full(ids.shape[:1], ids.shape[1])
     if positions is None:
       positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    table = rope.rope_table(config.rope, config.head_dim, positions)
-    x = sharding.constrain(
-      self.embedding[...][ids], sharding.BATCH_AXES, None, None
-    )
-    graphdef, stack = nnx.split(self.layers)
-    kinds = sorted(set(config.windows))
+    tables = [
+      rope.rope_table(table, config.head_dim, positions, lengths)
+      for table in config.ropes
+    ]
+    gains = [rope.query_gain(table, positions) for table in config.ropes]
+    x = self.embedding[...][ids]
+    if config.embed_scale:
+      x *= jnp.asarray(config.embed_scale, x.dtype)
+    x = sharding.constrain(x, sharding.BATCH_AXES, None, None)
 
-    def attend(window, q_offset=0):
-      return lambda q, k, v: attention_lib.attention(
-        q,
-        k,
-        v,
-        q_offset=q_offset,
-        window=window,
-        sink_len=config.sink_len,
-        segment_ids=segment_ids,
-        scale=config.head_dim**-0.5,
-        backend=backend,
-      )
+    def attend(kind, rows=slice(None)):
+      """Rotates and attends as layers of this kind do."""
+      window, table = kind
+
+      def run(q, k, v):
+        gain = gains[table]
+        q = rope.apply_rope(
+          q,
+          tuple(part[:, rows] for part in tables[table]),
+          None if gain is None else gain[:, rows],
+        )
+        return attention_lib.attention(
+          q,
+          rope.apply_rope(k, tables[table]),
+          v,
+          q_offset=rows.start or 0,
+          window=window,
+          sink_len=config.sink_len,
+          segment_ids=segment_ids,
+          softcap=config.attention_softcap,
+          scale=config.query_scale or config.head_dim**-0.5,
+          backend=backend,
+        )
+
+      return run
+
+    graphdef, stack = nnx.split(self.layers)
+    kinds = sorted(set(config.layer_kinds))
+    kind_of = jnp.asarray([kinds.index(k) for k in config.layer_kinds])
+    branches = [attend(kind) for kind in kinds]
 
     def apply(x, layer, kind):
-      def attend_by_kind(q, k, v):
-        branches = [attend(window) for window in kinds]
+      def attend_by_kind(*qkv):
         if len(branches) == 1:
-          return branches[0](q, k, v)
-        return jax.lax.switch(kind, branches, q, k, v)
+          return branches[0](*qkv)
+        return jax.lax.switch(kind, branches, *qkv)
 
-      return nnx.merge(graphdef, layer)(x, table, attend_by_kind), None
+      return nnx.merge(graphdef, layer)(x, attend_by_kind), None
 
-    layer_kinds = jnp.asarray([kinds.index(w) for w in config.windows])
     if score_rows is None:
-      x, _ = jax.lax.scan(lambda x, xs: apply(x, *xs), x, (stack, layer_kinds))
+      x, _ = jax.lax.scan(lambda x, xs: apply(x, *xs), x, (stack, kind_of))
       return self.norm(x)
 
     def layer_at(i):
@@ -226,10 +223,9 @@ class Transformer(nnx.Module):
 
     last = config.num_layers - 1
     x, _ = jax.lax.scan(
-      lambda x, i: apply(x, layer_at(i), layer_kinds[i]), x, jnp.arange(last)
+      lambda x, i: apply(x, layer_at(i), kind_of[i]), x, jnp.arange(last)
     )
-    start, stop = score_rows
-    x = nnx.merge(graphdef, layer_at(last))(
-      x, table, attend(config.windows[-1], start), slice(start, stop)
-    )
+    rows = slice(*score_rows)
+    attend_last = attend(config.layer_kinds[-1], rows)
+    x = nnx.merge(graphdef, layer_at(last))(x, attend_last, rows)
     return self.norm(x)

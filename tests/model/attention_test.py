@@ -160,7 +160,13 @@ def test_splash_is_split_over_the_mesh(rng, interpreted, sizes, spec):
 
 def test_a_model_with_splash_equals_itself(rng, interpreted, mesh):
   # Windows that differ by layer, and last rows only, inside the scan.
-  config = testing.tiny_config(windows=(0, 5, 5), num_layers=3, sink_len=2)
+  config = testing.tiny_config(
+    model_type="qwen2",
+    qkv_bias=True,
+    windows=(0, 5, 5),
+    num_layers=3,
+    sink_len=2,
+  )
   model = testing.tiny_model(config, mesh=mesh)
   ids = jnp.asarray(rng.integers(0, 256, (2, 23)))
 
@@ -299,6 +305,18 @@ def test_the_self_check_names_the_fault(function, fault):
   assert re.match(fault, found), found
 
 
+@pytest.mark.parametrize("changed", ["softcap", "scale"])
+def test_the_self_check_has_the_cap_and_scale_of_the_model(changed):
+  config = testing.tiny_config(attention_softcap=1.5, query_scale=0.1)
+
+  def without(*qkv, **kwargs):
+    kwargs |= {changed: {"softcap": 0.0, "scale": 8**-0.5}[changed]}
+    return attention.plain_attention(*qkv, **kwargs)
+
+  found = attention.find_fault(without, config, dtype="float32")
+  assert "output is off by" in found
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_self_check_passes_blockwise(dtype):
   config = testing.tiny_config(windows=(100, 100), sink_len=9)
@@ -315,18 +333,19 @@ def test_the_self_check_passes_splash():
 
 
 @pytest.mark.parametrize(
-  ("platform", "dtype", "sink_len", "expected"),
+  ("platform", "dtype", "changes", "expected"),
   [
-    ("cpu", "float32", 0, "blockwise"),
-    ("tpu", "float32", 2, "splash"),
-    ("gpu", "bfloat16", 0, "cudnn"),
-    ("gpu", "float32", 0, "blockwise"),
-    ("gpu", "float16", 2, "blockwise"),
+    ("cpu", "float32", {}, "blockwise"),
+    ("tpu", "float32", {"sink_len": 2}, "splash"),
+    ("gpu", "bfloat16", {}, "cudnn"),
+    ("gpu", "float32", {}, "blockwise"),
+    ("gpu", "float16", {"sink_len": 2}, "blockwise"),
+    ("gpu", "bfloat16", {"attention_softcap": 9.0}, "blockwise"),
   ],
 )
 @pytest.mark.parametrize("broken", [False, True])
 def test_the_choice_follows_platform_and_self_check(
-  monkeypatch, platform, dtype, sink_len, expected, broken
+  monkeypatch, platform, dtype, changes, expected, broken
 ):
   # cases D6: one line says why a backend is skipped.
   monkeypatch.setattr(attention, "_CHECKED_LENGTHS", (64,))
@@ -340,7 +359,7 @@ def test_the_choice_follows_platform_and_self_check(
     "warning",
     lambda line, *args: warnings.append(line % args),
   )
-  config = testing.tiny_config(windows=(7, 7), sink_len=sink_len)
+  config = testing.tiny_config(windows=(7, 7), **changes)
   got = attention.choose_backend.__wrapped__(config, dtype=dtype)
   if broken and expected != "blockwise":
     assert got == "blockwise"

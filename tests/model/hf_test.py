@@ -1,13 +1,20 @@
 import dataclasses
 import json
+import pathlib
+import struct
+import time
 
+import family_cases
+import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from longctx_jax import loading, testing
-from longctx_jax.model import hf, partition
+from longctx_jax import loading, sharding, testing
+from longctx_jax.model import config as config_lib
+from longctx_jax.model import hf, partition, placement
 
 
 @pytest.fixture
@@ -20,6 +27,11 @@ def edit(folder, change):
   tensors = load_file(folder / "model.safetensors")
   change(tensors)
   save_file(tensors, folder / "model.safetensors")
+
+
+def family_source(name):
+  config = config_lib.from_hf(family_cases.CASES[name], source=name)
+  return config, testing.RandomSource(config, seed=1)
 
 
 def test_a_saved_model_loads_to_the_same_logits(folder, mesh):
@@ -44,9 +56,111 @@ def test_shards_load_to_the_same(folder, mesh):
     json.dumps({"weight_map": index})
   )
   assert loading.load_model(folder, mesh=mesh).checksum == whole.checksum
+  # cases G1: before any tensor is read.
   (folder / "b.safetensors").unlink()
   with pytest.raises(FileNotFoundError, match="missing b.safetensors"):
     loading.load_model(folder, mesh=mesh)
+
+
+def expected_parameters(config, source):
+  """Some parameters of a family, stacked by hand."""
+
+  def stacked(pattern, rows=slice(None)):
+    return np.stack(
+      [
+        source.read(f"model.layers.{layer}.{pattern}")[rows].T
+        for layer in range(config.num_layers)
+      ]
+    )
+
+  head = config.head_dim
+  q, k = config.num_heads * head, config.num_kv_heads * head
+  own = {
+    "mixtral": lambda: {
+      "layers.mlp.down_proj.kernel": np.stack(
+        [
+          stacked(f"block_sparse_moe.experts.{expert}.w2.weight")
+          for expert in range(config.num_experts)
+        ],
+        axis=1,
+      ),
+      "layers.mlp.router.kernel": stacked("block_sparse_moe.gate.weight"),
+    },
+    "phi3": lambda: {
+      "layers.attention.k_proj.kernel": stacked(
+        "self_attn.qkv_proj.weight", slice(q, q + k)
+      ),
+      "layers.mlp.up_proj.kernel": stacked(
+        "mlp.gate_up_proj.weight", slice(config.mlp_dim, None)
+      ),
+    },
+    "gemma2": lambda: {
+      "layers.mlp_norm.scale": stacked("pre_feedforward_layernorm.weight")
+    },
+  }
+  return {
+    "embedding": source.read("model.embed_tokens.weight"),
+    "layers.attention.o_proj.kernel": stacked("self_attn.o_proj.weight"),
+  } | own[config.model_type]()
+
+
+@pytest.mark.parametrize("name", ["mixtral", "phi3", "gemma2"])
+@pytest.mark.parametrize(
+  "slab_bytes,sizes",
+  [
+    (1, {"fsdp": 4, "tensor": 2}),
+    (2**28, {"fsdp": 2, "tensor": 2, "data": 2}),
+    (2**28, {"data": 8}),
+  ],
+)
+def test_pieces_come_to_their_places_on_any_mesh(
+  name, slab_bytes, sizes, monkeypatch
+):
+  monkeypatch.setattr(placement, "_SLAB_BYTES", slab_bytes)
+  monkeypatch.setattr(placement, "_BLOCK_SIZE", 64)
+  monkeypatch.setattr(placement, "_BLOCK_ROWS", 7)
+  config, source = family_source(name)
+  _, params = hf.load_parameters(
+    source, config, dtype=np.float32, mesh=sharding.make_mesh(sizes)
+  )
+  found = hf.flatten(params)
+  for parameter, expected in expected_parameters(config, source).items():
+    np.testing.assert_array_equal(found[parameter][...], expected, parameter)
+
+
+@pytest.mark.parametrize("sizes", [{"fsdp": 4, "tensor": 2}, {"data": 8}])
+def test_every_element_is_read_once_however_many_devices_hold_it(sizes):
+  config, source = family_source("phi3")
+  seen = {name: np.zeros(shape, int) for name, shape in source.shapes.items()}
+  read = source.read
+
+  def counting(name, index=()):
+    seen[name][index] += 1
+    return read(name, index)
+
+  source.read = counting
+  mesh = sharding.make_mesh(sizes)
+  hf.load_parameters(source, config, dtype=np.float32, mesh=mesh)
+  assert all((count == 1).all() for count in seen.values())
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_any_stored_dtype_loads_to_any_dtype(folder, mesh, stored, dtype):
+  def cast(tensors):
+    for name, tensor in tensors.items():
+      tensors[name] = tensor.astype(np.dtype(stored))
+
+  edit(folder, cast)
+  model = loading.load_model(folder, mesh=mesh, dtype=jnp.dtype(dtype))
+  kinds = {leaf.dtype for leaf in hf.flatten(model.params).values()}
+  assert kinds == {jnp.dtype(dtype)} and model.dtype == dtype
+  name = "model.layers.1.mlp.up_proj.weight"
+  expected = load_file(folder / "model.safetensors")[name].T
+  found = hf.flatten(model.params)["layers.mlp.up_proj.kernel"][1]
+  np.testing.assert_array_equal(found, expected.astype(np.dtype(dtype)))
+  # Identity is of what is stored, not of how it was loaded.
+  assert model.checksum == hf.checksum(hf.SafetensorsSource(folder))
 
 
 @pytest.mark.parametrize(
@@ -64,6 +178,10 @@ def test_shards_load_to_the_same(folder, mesh):
       lambda t: t.update({"model.norm.weight": np.ones(41, np.float32)}),
       r"misshapen tensors: model.norm.weight is \(41,\), not \(40,\)",
     ),
+    (
+      lambda t: t.update(other=t.pop("model.norm.weight")),
+      "missing.*model.norm.weight; .*explain: other.*--allow_missing",
+    ),
   ],
 )
 def test_wrong_tensors_are_named(folder, mesh, change, message):
@@ -73,20 +191,69 @@ def test_wrong_tensors_are_named(folder, mesh, change, message):
     loading.load_model(folder, mesh=mesh)
 
 
+def test_a_pattern_allows_missing_and_unexplained_tensors(folder, mesh, caplog):
+  # cases G1
+  def change(tensors):
+    del tensors["model.layers.1.input_layernorm.weight"]
+    del tensors["model.layers.0.mlp.down_proj.weight"]
+    tensors["extra"] = np.zeros(2, np.float32)
+
+  edit(folder, change)
+  pattern = r"model\.layers\.\d\.(input_layernorm|mlp\.down_proj)\.weight|extra"
+  with pytest.raises(ValueError, match="explain: extra"):
+    loading.load_model(folder, mesh=mesh, allow_missing=r"model\..*")
+  model = loading.load_model(folder, mesh=mesh, allow_missing=pattern)
+  params = hf.flatten(model.params)
+  assert (params["layers.attention_norm.scale"][1] == 1).all()
+  assert (params["layers.mlp.down_proj.kernel"][0] == 0).all()
+  assert (params["layers.mlp.down_proj.kernel"][1] != 0).any()
+  assert "model.layers.0.mlp.down_proj.weight" in caplog.text
+
+
 def test_a_tied_head_may_be_stored_twice(folder, mesh):
   # cases G2
+  whole = loading.load_model(folder, mesh=mesh)
   edit(
     folder,
     lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}),
   )
-  loading.load_model(folder, mesh=mesh)
+  again = loading.load_model(folder, mesh=mesh)
+  ids = np.arange(9)[None]
+  np.testing.assert_array_equal(whole.logits(ids), again.logits(ids))
 
 
-def test_an_empty_head_is_called_out(folder, mesh, caplog):
+@pytest.mark.parametrize(
+  "name,value,message",
+  [
+    ("model.embed_tokens.weight", 0.0, "the output head looks empty"),
+    ("model.embed_tokens.weight", 1e-7, "the output head looks empty"),
+    ("model.norm.weight", 0.0, "model.norm.weight is all zero"),
+    ("model.layers.1.mlp.up_proj.weight", 0.0, "up_proj.weight is all zero"),
+    (
+      "model.layers.1.input_layernorm.weight",
+      np.nan,
+      "input_layernorm.weight has NaN",
+    ),
+  ],
+)
+def test_odd_weights_are_called_out(folder, mesh, caplog, name, value, message):
   # cases G2
-  edit(folder, lambda t: t["model.embed_tokens.weight"].fill(0))
+  edit(folder, lambda tensors: tensors[name].fill(value))
   loading.load_model(folder, mesh=mesh)
-  assert "output head looks empty" in caplog.text
+  assert message in caplog.text
+
+
+def test_usual_weights_are_not_called_out(mesh, caplog):
+  # Zero is Gemma's identity, and a bias may be 0.
+  for name in ("gemma2", "qwen2"):
+    config, source = family_source(name)
+    for tensor in source.shapes:
+      if tensor.endswith(("norm.weight", ".bias")) and name == "gemma2":
+        source.read(tensor)[...] = 0
+      if tensor.endswith(".bias"):
+        source.read(tensor)[...] = 0
+    hf.load_parameters(source, config, dtype=np.float32, mesh=mesh)
+  assert "look wrong" not in caplog.text
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder, mesh):
@@ -97,13 +264,77 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder, mesh):
     loading.load_model(folder, mesh=mesh)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_parameters_have_the_dtype_asked_for(folder, mesh, dtype):
-  model = loading.load_model(folder, mesh=mesh, dtype=dtype)
-  kinds = {leaf.dtype for leaf in hf.flatten(model.params).values()}
-  assert kinds == {jnp.dtype(dtype)} and model.dtype == jnp.dtype(dtype).name
-  # Identity is of what is stored, not of how it was loaded.
-  assert model.checksum == loading.load_model(folder, mesh=mesh).checksum
+def rename(folder, change):
+  tensors = load_file(folder / "model.safetensors")
+  save_file(
+    {change(name): tensor for name, tensor in tensors.items()},
+    folder / "model.safetensors",
+  )
+
+
+def test_a_checkpoint_may_leave_the_prefix_out(folder, mesh):
+  whole = loading.load_model(folder, mesh=mesh)
+  rename(folder, lambda name: name.removeprefix("model."))
+  assert loading.load_model(folder, mesh=mesh).checksum == whole.checksum
+
+
+def test_a_text_model_inside_another_is_found(tmp_path, mesh):
+  config, source = family_source("gemma3_text")
+  source.save(tmp_path)
+  whole = loading.load_model(tmp_path, mesh=mesh)
+  rename(tmp_path, lambda name: f"language_model.{name}")
+  edit(
+    tmp_path,
+    lambda t: t.update({"vision_tower.weight": np.zeros(2, np.float32)}),
+  )
+  fields = {"model_type": "gemma3", "text_config": family_cases.GEMMA3}
+  (tmp_path / "config.json").write_text(json.dumps(fields))
+  again = loading.load_model(tmp_path, mesh=mesh)
+  assert again.checksum == whole.checksum and again.config == config
+
+
+def write_safetensors(path: pathlib.Path, **kinds):
+  """A file of one-element tensors of the given types; all bits are 0."""
+  widths = {"F8_E4M3": 1, "U8": 1, "I32": 4, "F16": 2}
+  header, begin = {}, 0
+  for name, kind in kinds.items():
+    end = begin + widths[kind]
+    header[name] = {"dtype": kind, "shape": [1], "data_offsets": [begin, end]}
+    begin = end
+  text = json.dumps(header).encode()
+  path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(begin))
+
+
+@pytest.mark.parametrize(
+  "kinds,method,message",
+  [
+    ({"w": "F8_E4M3"}, "", r"quantised \(FP8\): w is F8_E4M3.*GGUF"),
+    ({"w": "F8_E4M3"}, "fbgemm_fp8", r"\(fbgemm_fp8\)"),
+    ({"a.qweight": "I32", "a.g_idx": "I32"}, "", r"\(GPTQ\): a.g_idx"),
+    ({"a.qweight": "I32", "a.scales": "F16"}, "awq", r"\(awq\): a.qweight"),
+    ({"a.weight": "U8"}, "", r"\(bitsandbytes\): a.weight is U8"),
+    ({"w": "F16"}, "gptq", r"quantised \(gptq\)"),
+  ],
+)
+def test_quantised_checkpoints_are_refused_by_name(
+  folder, kinds, method, message
+):
+  write_safetensors(folder / "model.safetensors", **kinds)
+  if method:
+    path = folder / "config.json"
+    fields = json.loads(path.read_text())
+    fields["quantization_config"] = {"quant_method": method}
+    path.write_text(json.dumps(fields))
+  with pytest.raises(ValueError, match=message):
+    loading.load_model(folder)
+
+
+@pytest.mark.parametrize("file", ["consolidated.00.pth", "pytorch_model.bin"])
+def test_other_layouts_are_refused_by_name(folder, file):
+  # cases G3
+  (folder / "model.safetensors").rename(folder / file)
+  with pytest.raises(FileNotFoundError, match=f"{file} is in another layout"):
+    loading.load_model(folder)
 
 
 def test_checksum_is_the_formula_and_sees_permuted_rows(rng):
@@ -118,17 +349,6 @@ def test_checksum_is_the_formula_and_sees_permuted_rows(rng):
   )
 
 
-def test_no_folder_no_hub_is_a_clear_error(tmp_path):
-  # cases L1
-  with pytest.raises(FileNotFoundError, match="Copy its config.json"):
-    loading.load_model("nobody/nothing")
-  with pytest.raises(FileNotFoundError, match="no such file or folder"):
-    loading.load_model(tmp_path / "absent")
-  (tmp_path / "empty").mkdir()
-  with pytest.raises(FileNotFoundError, match="no config.json"):
-    loading.load_model(tmp_path / "empty")
-
-
 @pytest.mark.parametrize(
   "changes",
   [
@@ -139,8 +359,6 @@ def test_no_folder_no_hub_is_a_clear_error(tmp_path):
   ],
 )
 def test_every_parameter_has_one_rule_and_every_rule_a_parameter(changes):
-  from longctx_jax import sharding
-
   config = dataclasses.replace(testing.tiny_config(vocab_size=264), **changes)
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
   model = testing.tiny_model(config, mesh=mesh)
@@ -150,3 +368,31 @@ def test_every_parameter_has_one_rule_and_every_rule_a_parameter(changes):
     partition.parameter_shardings(
       config, {}, sharding.make_mesh({"fsdp": 2, "tensor": 4})
     )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_slab_is_written_in_place(dtype):
+  # A second stack would not fit beside the first.
+  mesh = sharding.make_mesh({"fsdp": 8})
+  spec = jax.sharding.PartitionSpec(None, "fsdp")
+  where = jax.sharding.NamedSharding(mesh, spec)
+  stack = jnp.zeros((4, 8), dtype, device=where)
+  slab = jnp.ones((1, 8), dtype, device=where)
+  after = placement._writer(where)(stack, slab, 2)
+  assert stack.is_deleted() and after.sharding == where
+  np.testing.assert_array_equal(after[:, 0], [0, 0, 1, 0])
+
+
+def test_slow_reading_says_that_it_goes_on(folder, mesh, monkeypatch, caplog):
+  # cases H1
+  monkeypatch.setattr(loading, "_LINE_SECONDS", 0.01)
+  read = hf.SafetensorsSource.raw
+
+  def slow(self, name):
+    time.sleep(0.02)
+    return read(self, name)
+
+  monkeypatch.setattr(hf.SafetensorsSource, "raw", slow)
+  with caplog.at_level("INFO"):
+    loading.load_model(folder, mesh=mesh)
+  assert f"still reading {folder}: 0 s" in caplog.text

@@ -1,0 +1,78 @@
+"""The small parts of a block: norm, linear map, dense MLP."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from longctx_jax.model.config import ModelConfig
+
+init = nnx.initializers.normal(0.02)
+ACTIVATIONS = {
+  "silu": jax.nn.silu,
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+def _along_last(vector, x):
+  """The vector with as many axes as x: no rank is promoted silently."""
+  return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
+
+
+class RMSNorm(nnx.Module):
+  """x / rms(x) * scale, in float32, cast once at the end.
+
+  With `plus_one` the factor is 1 + scale, as Gemma stores it.
+  """
+
+  def __init__(
+    self, dim: int, *, eps: float, plus_one: bool, dtype, rngs: nnx.Rngs
+  ):
+    self.scale = nnx.Param(jnp.full((dim,), 0 if plus_one else 1, dtype))
+    self.eps = eps
+    self.shift = int(plus_one)
+
+  def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+    """Normalises the last axis."""
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    normed = wide * jax.lax.rsqrt(mean_square + self.eps)
+    scale = _along_last(self.scale[...].astype(jnp.float32), x)
+    return (normed * (self.shift + scale)).astype(x.dtype)
+
+
+class Linear(nnx.Module):
+  """x @ kernel (+ bias), kernel [in, out]."""
+
+  def __init__(
+    self, in_dim: int, out_dim: int, *, bias: bool, dtype, rngs: nnx.Rngs
+  ):
+    self.kernel = nnx.Param(init(rngs.params(), (in_dim, out_dim), dtype))
+    if bias:
+      self.bias = nnx.Param(jnp.zeros((out_dim,), dtype))
+    self.has_bias = bias
+
+  def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
+    """Maps the last axis."""
+    x = x @ self.kernel[...]
+    return x + _along_last(self.bias[...], x) if self.has_bias else x
+
+
+class Mlp(nnx.Module):
+  """down(act(gate(x)) * up(x))."""
+
+  def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
+    kwargs = dict(bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+    self.gate_proj = Linear(config.embed_dim, config.mlp_dim, **kwargs)
+    self.up_proj = Linear(config.embed_dim, config.mlp_dim, **kwargs)
+    self.down_proj = Linear(config.mlp_dim, config.embed_dim, **kwargs)
+    self.activation = config.activation
+
+  def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """Maps each position by itself."""
+    gate = ACTIVATIONS[self.activation](self.gate_proj(x))
+    return self.down_proj(gate * self.up_proj(x))

@@ -1,0 +1,59 @@
+r"""Converts a checkpoint, and compares its logits with a reference's.
+
+  python scripts/convert.py --source Qwen/Qwen3-0.6B --target runs/qwen \
+    --format orbax --dtype bfloat16
+  python scripts/convert.py --source runs/qwen --target runs/qwen_hf \
+    --verify reference.npz
+
+Sources are Hugging Face folders, hub ids, .gguf files and Orbax folders made
+here. Without --target, --verify compares the source. The status is 2 where a
+logit differs by more than --tolerance. Tensors that match --allow_missing may
+be missing (0, norms the identity) or unexplained (left out).
+"""
+
+from absl import flags
+
+from longctx_jax import commands, convert, loading
+from longctx_jax.model import export
+
+_SOURCE = flags.DEFINE_string(
+  "source", None, "folder, hub id or .gguf file", required=True
+)
+_TARGET = flags.DEFINE_string("target", "", "folder to write")
+_FORMAT = flags.DEFINE_enum("format", "hf", convert.FORMATS, "of the target")
+_DTYPE = flags.DEFINE_enum(
+  "dtype", "", convert.DTYPES, "of the target; default: as stored"
+)
+_SHARD = flags.DEFINE_integer(
+  "max_shard_bytes", export.MAX_SHARD_BYTES, "of a safetensors file"
+)
+_MISSING = flags.DEFINE_string("allow_missing", "", "pattern of tensor names")
+_VERIFY = flags.DEFINE_string("verify", "", ".npz of input_ids and logits")
+_TOLERANCE = flags.DEFINE_float("tolerance", 1e-3, "largest logit difference")
+
+
+def main():
+  """Writes the target, then verifies."""
+  if _TARGET.value:
+    convert.convert(
+      _SOURCE.value,
+      _TARGET.value,
+      fmt=_FORMAT.value,
+      dtype=_DTYPE.value,
+      max_shard_bytes=_SHARD.value,
+      allow_missing=_MISSING.value,
+    )
+    print(f"wrote {_TARGET.value}")
+  if _VERIFY.value:
+    model = loading.load_model(_TARGET.value or _SOURCE.value)
+    found = convert.verify(model, _VERIFY.value)
+    print(found)
+    found.check(_TOLERANCE.value)
+  elif _TARGET.value:
+    print(f"next: python scripts/eval.py --model {_TARGET.value} ...")
+  else:
+    raise ValueError("nothing to do: give --target, --verify or both")
+
+
+if __name__ == "__main__":
+  commands.run(main)
