@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from longctx_jax import demo
 from longctx_jax.model import config as config_lib
-from longctx_jax.model import gguf
+from longctx_jax.model import gguf, gguf_tokenizer
 from longctx_jax.tokenizer import TextTokenizer
 
 _OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
@@ -31,13 +31,12 @@ def write_model(source: gguf.GgufSource, folder: pathlib.Path) -> None:
   facts = config_lib.to_hf(
     config_lib.from_hf(source.config, source=source.path)
   )
-  facts["architectures"] = source.config["architectures"]
   (folder / "config.json").write_text(json.dumps(facts))
   save_file(
     {name: source.read(name) for name in source.shapes},
     folder / "model.safetensors",
   )
-  tokenizer = gguf.load_gguf_tokenizer(source)
+  tokenizer = gguf_tokenizer.load_tokenizer(source)
   tokenizer.save(str(folder / "tokenizer.json"))
   (folder / "tokenizer_config.json").write_text(
     json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -63,7 +62,9 @@ def main(argv):
   out = pathlib.Path(_OUT.value)
   source = gguf.GgufSource(_GGUF.value or demo.embedded_model())
   write_model(source, out / "model")
-  tokenizer = TextTokenizer(gguf.load_gguf_tokenizer(source), name=source.path)
+  tokenizer = TextTokenizer(
+    gguf_tokenizer.load_tokenizer(source), name=source.path
+  )
   text = "\n\n".join(pydoc_data.topics.topics[name] for name in _CHAPTERS)
   for n in _LENGTHS.value:
     document = cut(text, tokenizer, n)

@@ -1,6 +1,6 @@
 """Compares this project with the paper's own code, alternating, on one core.
 
-Run it alone on the machine; the default takes about 15 minutes:
+Run it alone on the machine; the default takes about 25 minutes:
 
   python bench/run.py --reference_python=.venv-parity/bin/python
 
@@ -43,11 +43,15 @@ _STRIDE_LONG = flags.DEFINE_integer("stride_long", 256, "Its d.")
 _PAIRS_LONG = flags.DEFINE_integer(
   "pairs_long", 1, "Its pairs, of about 7 minutes each; 0 leaves it out."
 )
+_TRAIN_PAIRS = flags.DEFINE_integer(
+  "train_pairs", 1, "Pairs of training steps at --n; 0 leaves them out."
+)
 _CORE = flags.DEFINE_integer("core", -1, "Core to run on; -1: the last.")
 
 _HERE = pathlib.Path(__file__).parent
 _STOCK, _OURS, _UNLOCKED = "reference", "ours", "reference, MKL unlocked"
 _SHIM = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
+_LOSSES = {"none": "CE", "live": "LongCE", "stored": "stored weights"}
 _VALUES = {
   "load_s": "loading, CPU s",
   "compile_s": "compilation, CPU s",
@@ -109,14 +113,20 @@ def run_script(
 
 
 def measure(
-  python: str, script: str, folder: pathlib.Path, size: Size, **env: str
+  python: str,
+  script: str,
+  folder: pathlib.Path,
+  size: Size,
+  *more: str,
+  **env: str,
 ) -> dict[str, Any]:
-  """Runs one measurement and reads its last line."""
+  """Runs one measurement, with more arguments, and reads its last line."""
   arguments = [
     f"--model={folder / 'model'}",
     f"--document={folder / f'document.{size.n}.txt'}",
     f"--short_len={size.short_len}",
     f"--stride={size.stride}",
+    *more,
   ]
   output = run_script(python, script, arguments, environment(**env))
   return json.loads(output.splitlines()[-1])
@@ -157,6 +167,64 @@ def run_pairs(folder: pathlib.Path, size: Size, shim: str) -> Results:
     else:
       run(_UNLOCKED, _PYTHON.value, "reference.py", LD_PRELOAD=shim)
   return results
+
+
+def run_training(folder: pathlib.Path, size: Size, shim: str) -> Results:
+  """Runs pairs of training steps; kinds are e.g. "ours, LongCE"."""
+  results = collections.defaultdict(list)
+  for pair in range(1, size.pairs + 1):
+    for weights, loss in _LOSSES.items():
+      for side in (_STOCK, _OURS, _UNLOCKED):
+        if weights == "stored" and side != _OURS:
+          continue
+        if side == _UNLOCKED and not shim:
+          continue
+        python, script, env = _PYTHON.value, "train_reference.py", {}
+        if side == _OURS:
+          python, script = sys.executable, "train_ours.py"
+        elif side == _UNLOCKED:
+          env["LD_PRELOAD"] = shim
+        result = measure(
+          python, script, folder, size, f"--weights={weights}", **env
+        )
+        results[f"{side}, {loss}"].append(result)
+        print(
+          f"  pair {pair}  {loss:<14}  {side:<{len(_UNLOCKED)}}  "
+          f"{result['pass_s']:8.2f} s  {result['peak_rss_mib']:6.0f} MiB  "
+          f"loss {result['loss']:.6f}  norm {result['grad_norm']:.6f}",
+          flush=True,
+        )
+  return results
+
+
+def print_training_ratios(results: Results) -> None:
+  """Prints the ratios of the training steps' medians against their aims."""
+
+  def seconds(side, loss, value="pass_s"):
+    return median(results, f"{side}, {loss}", value)
+
+  for loss in ("CE", "LongCE"):
+    for side in (_STOCK, _UNLOCKED):
+      if f"{side}, {loss}" in results:
+        print_ratio(
+          f"{loss}: {side} / ours, CPU",
+          seconds(side, loss) / seconds(_OURS, loss),
+          at_least=1.0,
+        )
+    print_ratio(
+      f"{loss}: our peak memory / the reference's",
+      seconds(_OURS, loss, "peak_rss_mib")
+      / seconds(_STOCK, loss, "peak_rss_mib"),
+    )
+  ce = seconds(_OURS, "CE")
+  print_ratio(
+    "our LongCE / our CE, CPU", seconds(_OURS, "LongCE") / ce, at_most=1.5
+  )
+  print_ratio(
+    "our stored weights / our CE, CPU",
+    seconds(_OURS, "stored weights") / ce,
+    at_most=1.05,
+  )
 
 
 def median(results: Results, kind: str, value: str) -> float:
@@ -253,6 +321,7 @@ def main(argv):
       _PAIRS_LONG.value,
     ),
   ]
+  training = dataclasses.replace(sizes[0], pairs=_TRAIN_PAIRS.value)
   sizes = [size for size in sizes if size.pairs]
   pinned = "one core" if shutil.which("taskset") else "NOT pinned: no taskset"
   print(describe_processor())
@@ -261,7 +330,7 @@ def main(argv):
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     arguments = [f"--out={folder}", f"--gguf={_GGUF.value}"]
-    arguments += [f"--n={size.n}" for size in sizes]
+    arguments += [f"--n={n}" for n in {size.n for size in (*sizes, training)}]
     run_script(sys.executable, "prepare.py", arguments, environment())
     shim = build_shim(folder)
     for size in sizes:
@@ -272,6 +341,13 @@ def main(argv):
       print_values(results)
       print_ratios(results, size)
       print_agreement(results)
+    if training.pairs:
+      print(
+        f"\ntraining step, n={training.n}, K={training.short_len}, "
+        f"d={training.stride}",
+        flush=True,
+      )
+      print_training_ratios(run_training(folder, training, shim))
 
 
 if __name__ == "__main__":

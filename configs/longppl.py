@@ -23,6 +23,8 @@ def get_config(variant: str = "") -> ConfigDict:
       row_range=(0, 0),  # rows [a, b); (0, 0) is all
       max_length=0,  # ids; 0 is the model's own limit
       over_length="truncate_end",  # or "skip", "error"
+      chunk_len=0,  # seq_len of the training that reads the store; 0: uncut
+      chunk_tokenizer="",  # of the model in training; "" is the evaluator's
     )
   )
   config.evaluator = ""  # finds key tokens: folder, hub id or .gguf

@@ -209,6 +209,10 @@ def _run(main):
   py_logging.getLogger("jax").setLevel(py_logging.WARNING)
   # The time and place of a line are noise to whoever waits for a result.
   logging.get_absl_handler().setFormatter(None)
+  # Orbax tells of every step of a save.
+  logging.get_absl_handler().addFilter(
+    lambda line: line.levelno > py_logging.INFO or "orbax" not in line.pathname
+  )
   try:
     _start_device()
     main()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from longctx_jax import corpus_files
+from longctx_jax import corpus_files, tfds_files
 
 _ID_COLUMNS = ("id", "doc_id")
 _MAX_TOKEN_ID = np.iinfo(np.int32).max
@@ -79,6 +79,24 @@ class Corpus:
   def count(self) -> int:
     """Documents in the row range; known without reading a text."""
     return self.stop - self.start
+
+  @property
+  def holds_ids(self) -> bool:
+    """Whether documents hold token ids in place of a text."""
+    return bool(self._fields.ids) and self._decode is None
+
+  @property
+  def identity(self) -> dict[str, Any]:
+    """What determines the documents, as JSON: files, columns, rows.
+
+    A file is known by its path, size and time of change (or what its file
+    system has for that), without reading it.
+    """
+    return {
+      "files": [[file.path, file.version] for file in self._files],
+      "columns": [self._fields.text, self._fields.ids, self._fields.id],
+      "rows": [self.start, self.stop],
+    }
 
   def decoded(self, decode: Callable[[np.ndarray], str]) -> "Corpus":
     """The same documents with the text that their token ids decode to.
@@ -150,9 +168,9 @@ def open_corpus(
   Args:
     sources: a .txt file (one document), JSON lines (.jsonl, .json; blank lines
       don't count), a Parquet file, a folder (its .txt, .jsonl and .parquet
-      files), a glob, an fsspec URL of any of these (gs://, s3://, hf://), or a
-      list of them. Folders and globs are sorted by name, lists keep their
-      order.
+      files), a glob, an fsspec URL of any of these (gs://, s3://, hf://), a
+      prepared data set of tensorflow-datasets (tfds:pg19/train), or a list of
+      them. Folders and globs are sorted by name, lists keep their order.
     text_column: column of the text: strings, or UTF-8 as binary.
     ids_column: column of token ids, read in place of the text; "" for none.
     id_column: column of the document ids, strings or integers; "" takes a
@@ -174,7 +192,10 @@ def open_corpus(
   fields = _Fields(text_column, ids_column, id_column, tuple(columns))
   files = []
   for source in sources:
-    files += corpus_files.open_files(str(source), text_column=text_column)
+    if str(source).startswith(tfds_files.PREFIX):
+      files.append(tfds_files.open_split(str(source)))
+    else:
+      files += corpus_files.open_files(str(source), text_column=text_column)
   if not files:
     raise ValueError("no data given: name at least one file, folder or glob.")
   for file in files:

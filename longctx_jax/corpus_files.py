@@ -22,6 +22,8 @@ _PEEKED_LINES = 100
 # Texts of 32k tokens: about 8 MB in memory at a time.
 _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
+# What file systems call the facts that change with a file's contents.
+_VERSION_FACTS = "size mtime LastModified updated etag ETag blob_id".split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,8 @@ class RowFile:
     rows: (start, stop, columns) -> the rows from start up to stop, in order,
       with at least those columns where the row has them.
     is_one_text: a .txt file, whose one row needs no number.
+    version: changes with the contents: size and time of change, or what else
+      the file system has for that.
   """
 
   path: str
@@ -42,6 +46,7 @@ class RowFile:
   count: int
   rows: Callable[[int, int, tuple[str, ...]], Iterator[Row]]
   is_one_text: bool = False
+  version: str = ""
 
   def place(self, row: int) -> str:
     """Path and number of a row, for messages and as an id of last resort."""
@@ -78,7 +83,14 @@ def open_files(source: str, *, text_column: str) -> list[RowFile]:
       raise ValueError(
         f"{path} ends in {extension!r}; known: .txt, .jsonl, .json, .parquet."
       )
-  return files
+  return [
+    dataclasses.replace(file, version=_version(fs, file.path)) for file in files
+  ]
+
+
+def _version(fs: fsspec.AbstractFileSystem, path: str) -> str:
+  facts = fs.info(path)
+  return " ".join(str(facts[name]) for name in _VERSION_FACTS if name in facts)
 
 
 def _find(source: str) -> tuple[fsspec.AbstractFileSystem, list[str]]:

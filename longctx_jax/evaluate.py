@@ -106,6 +106,11 @@ def evaluate(
       of the key tokens; before any model is loaded.
   """
   score.check_config(config)
+  if config.data.chunk_len:
+    raise ValueError(
+      f"chunk_len={config.data.chunk_len}: documents are cut for training; "
+      "models are evaluated on whole ones"
+    )
   candidates = [
     Candidate(name, lambda path=path: score.load_model(config, path))
     for name, path in zip(

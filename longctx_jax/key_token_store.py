@@ -119,7 +119,7 @@ class StoreWriter:
         has the name of a field of the store.
     """
     alpha, beta = self.manifest["alpha"], self.manifest["beta"]
-    rows = sorted(rows, key=lambda row: row.doc_index)
+    rows = sorted(rows, key=_place)
     rows = [row.with_thresholds(alpha, beta) for row in rows]
     fresh: dict[str, str] = {}
     for row in rows:
@@ -310,9 +310,7 @@ def _index(folder: pathlib.Path) -> dict[str, parts_lib.StoredRow]:
   """All rows by id, in order of doc_index."""
   stored = map(parts_lib.stored_rows, _parts(folder))
   index: dict[str, parts_lib.StoredRow] = {}
-  for row in sorted(
-    itertools.chain.from_iterable(stored), key=lambda row: row.doc_index
-  ):
+  for row in sorted(itertools.chain.from_iterable(stored), key=_place):
     if row.doc_id in index:
       raise ValueError(
         f"document {row.doc_id!r} is in the store twice: in "
@@ -320,6 +318,11 @@ def _index(folder: pathlib.Path) -> dict[str, parts_lib.StoredRow]:
       )
     index[row.doc_id] = row
   return index
+
+
+def _place(row: parts_lib.StoredRow | KeyTokens) -> tuple[int, int, str]:
+  """Order of the corpus; chunks of a document differ in their last digits."""
+  return row.doc_index, len(row.doc_id), row.doc_id
 
 
 def _read_manifest(folder: pathlib.Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -109,7 +110,7 @@ def load_model(
     record = orbax_folder.read_record(folder)
     config = orbax_folder.read_config(folder)
     tokenizer = _tokenizer(folder, name, config)
-    with _said_to_go_on(name):
+    with said_to_go_on(name):
       loaded = orbax_folder.load_parameters(folder, config, **kwargs)
     revision, digest = record["revision"], record["checksum"]
     weight_format = f"orbax {record['dtype']}"
@@ -117,7 +118,7 @@ def load_model(
     source = open_source(folder)
     config = config_lib.from_hf(source.config, source=name)
     tokenizer = _tokenizer(folder, name, config)
-    with _said_to_go_on(name):
+    with said_to_go_on(name):
       loaded = hf.load_parameters(
         source, config, allow_missing=allow_missing, **kwargs
       )
@@ -133,6 +134,40 @@ def load_model(
     checksum=digest,
     revision=revision,
     weight_format=weight_format,
+  )
+
+
+def describe_model(
+  path: str | pathlib.Path, *, mesh: jax.sharding.Mesh, dtype: Any
+) -> LoadedModel:
+  """The model without its weights: shapes stand where arrays would.
+
+  Args:
+    path: see `load_model`.
+    mesh: where the parameters would live.
+    dtype: of the parameters.
+
+  Raises:
+    FileNotFoundError: where there is no such path.
+    ValueError: for a checkpoint that cannot be read faithfully.
+  """
+  name = str(path)
+  folder, revision = hub.resolve(name)
+  if orbax_folder.is_orbax(folder):
+    config = orbax_folder.read_config(folder)
+  else:
+    config = config_lib.from_hf(open_source(folder).config, source=name)
+  graphdef, params = hf.abstract_model(config, jnp.dtype(dtype))
+  return LoadedModel(
+    name=name,
+    graphdef=graphdef,
+    params=params,
+    config=config,
+    tokenizer=_tokenizer(folder, name, config),
+    mesh=mesh,
+    checksum="",
+    revision=revision,
+    weight_format="",
   )
 
 
@@ -163,7 +198,7 @@ def _tokenizer(folder, name, config):
 
 
 @contextlib.contextmanager
-def _said_to_go_on(name):
+def said_to_go_on(name: str) -> Iterator[None]:
   """Logs a line every half a minute: reading looks like hanging."""
   done, start = threading.Event(), time.monotonic()
 

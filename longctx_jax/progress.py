@@ -1,9 +1,10 @@
-"""Progress of long work: documents, speed, time left."""
+"""Progress of long work: documents or steps, speed, time left."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from absl import logging
 
@@ -17,6 +18,7 @@ class Progress:
 
   Attributes:
     done: documents that are finished, those of an earlier run included.
+    total: documents in all, as far as is known.
   """
 
   def __init__(
@@ -30,7 +32,7 @@ class Progress:
     self.done = 0
     self._skipped = 0
     self._verb = verb
-    self._total = total
+    self.total = total
     self._usage = usage
     self._clock = clock
     self._start = self._last = clock()
@@ -58,16 +60,16 @@ class Progress:
     """Counts finished documents; logs if it is time."""
     self.done += documents
     now = self._clock()
-    if now - self._last >= _EVERY_SECONDS and self.done < self._total:
+    if now - self._last >= _EVERY_SECONDS and self.done < self.total:
       self._last = now
       logging.info("%s", self)
 
   def __str__(self) -> str:
     own = max(self.done - self._skipped, 1)
-    left = (self._total - self.done) * self.seconds / own
+    left = (self.total - self.done) * self.seconds / own
     return (
-      f"{self._verb}: {self.done:,} of {self._total:,} documents | "
-      f"{self.tokens_per_second:,.0f} tokens/s | {_clock_text(left)} left | "
+      f"{self._verb}: {self.done:,} of {self.total:,} documents | "
+      f"{self.tokens_per_second:,.0f} tokens/s | {clock_text(left)} left | "
       f"padding {self._usage.padding_share:.0%}"
     )
 
@@ -78,7 +80,7 @@ class Progress:
       "padding %.0f%%",
       self._verb,
       f"{self.done - self._skipped:,}",
-      _clock_text(self.seconds),
+      clock_text(self.seconds),
       self._usage.compile_seconds - self._start_compile,
       self._usage.compilations - self._start_compilations,
       f"{self.tokens_per_second:,.0f}",
@@ -86,7 +88,46 @@ class Progress:
     )
 
 
-def _clock_text(seconds):
+class StepClock:
+  """Time of training steps; compilation and other pauses count in none."""
+
+  def __init__(
+    self, total: int, *, clock: Callable[[], float] = time.monotonic
+  ):
+    """Starts the clock of a run of `total` steps."""
+    self._total = total
+    self._clock = clock
+    self._start = self._lap_start = clock()
+    self._done = self._left = 0
+
+  @contextlib.contextmanager
+  def pause(self) -> Iterator[None]:
+    """Time inside does not count."""
+    start = self._clock()
+    try:
+      yield
+    finally:
+      paused = self._clock() - start
+      self._start += paused
+      self._lap_start += paused
+
+  def lap(self, step: int, steps: int) -> float:
+    """Seconds of the last `steps` steps, which end at `step`."""
+    now = self._clock()
+    seconds = max(now - self._lap_start, 1e-9)
+    self._lap_start = now
+    self._done += steps
+    self._left = self._total - step
+    return seconds
+
+  def time_left(self) -> str:
+    """Of the run, by the mean step of this process."""
+    per_step = (self._clock() - self._start) / max(self._done, 1)
+    return clock_text(per_step * self._left)
+
+
+def clock_text(seconds: float) -> str:
+  """Minutes and seconds, and hours where there are any."""
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
   return (

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from absl import logging
 from ml_collections import ConfigDict
 
-from longctx_jax import corpus as corpus_lib
 from longctx_jax import (
+  chunks,
   finding,
   key_token_store,
   loading,
@@ -21,6 +21,8 @@ from longctx_jax import (
   sharding,
   windows,
 )
+from longctx_jax import corpus as corpus_lib
+from longctx_jax.chunks import ChunkedCorpus
 from longctx_jax.corpus import Corpus, Document
 from longctx_jax.key_tokens import KeyTokens
 from longctx_jax.loading import LoadedModel
@@ -42,10 +44,17 @@ def check_config(config: ConfigDict) -> None:
       f"detail={config.scoring.detail!r} is not one of "
       f"{', '.join(key_token_store.DETAILS)}"
     )
+  if config.data.chunk_len:
+    chunks.check_chunk_len(config.data.chunk_len)
+  elif config.data.chunk_tokenizer:
+    raise ValueError(
+      f"chunk_tokenizer={config.data.chunk_tokenizer!r} without chunk_len: "
+      "documents are scored whole, so that nothing is cut"
+    )
 
 
 def open_corpus(config: ConfigDict) -> Corpus:
-  """The documents that the config names, ids decoded to text."""
+  """The documents that the config names, uncut, ids decoded to text."""
   data = config.data
   corpus = corpus_lib.open_corpus(
     list(data.sources),
@@ -62,9 +71,22 @@ def open_corpus(config: ConfigDict) -> Corpus:
         f"ids_column={data.ids_column!r} needs the tokenizer that the ids came "
         "from: set ids_tokenizer to its folder or hub id"
       )
+    if data.chunk_len and owner == (data.chunk_tokenizer or config.evaluator):
+      return corpus  # Encoding their text again need not give the same ids.
     tokenizer = loading.load_tokenizer(owner)
     corpus = corpus.decoded(lambda ids: tokenizer.align(ids)[0])
   return corpus
+
+
+def cut_corpus(
+  config: ConfigDict, corpus: Corpus, evaluator: LoadedModel
+) -> Corpus | ChunkedCorpus:
+  """The documents as they are scored: cut as training cuts them, or whole."""
+  if not config.data.chunk_len:
+    return corpus
+  owner = config.data.chunk_tokenizer
+  tokenizer = loading.load_tokenizer(owner) if owner else evaluator.tokenizer
+  return ChunkedCorpus(corpus, tokenizer, config.data.chunk_len)
 
 
 def load_model(config: ConfigDict, path: str) -> LoadedModel:
@@ -141,19 +163,23 @@ def score_corpus(
     over_length=config.data.over_length,
     detail=config.scoring.detail,
   )
+  documents = cut_corpus(config, corpus, model)
+  if isinstance(documents, ChunkedCorpus):
+    manifest |= documents.facts
   if config.data.over_length == "error":
     # The one policy that stops a run does so before anything is scored.
-    for document in corpus:
+    for document in documents:
       _prepare(document, model, manifest)
   folder = pathlib.Path(workdir) / "key_tokens"
   writer = key_token_store.open_writer(folder, manifest, overwrite=overwrite)
-  _log_size(corpus, manifest)
+  _log_size(documents, manifest)
   scorer = make_scorer(config, model)
-  progress = Progress("score", corpus.count, scorer.usage)
+  progress = Progress("score", documents.count, scorer.usage)
   pending: list[KeyTokens] = []
   last_write = time.monotonic()
-  for row in _score(corpus, writer, scorer, manifest, progress):
+  for row in _score(documents, writer, scorer, manifest, progress):
     pending.append(row)
+    progress.total = documents.count
     progress.advance()
     # A part holds what came in half a minute: a kill loses no more.
     if time.monotonic() - last_write >= config.scoring.flush_seconds:
@@ -170,14 +196,14 @@ def score_corpus(
 
 
 def _score(
-  corpus: Corpus,
+  corpus: Corpus | ChunkedCorpus,
   writer: key_token_store.StoreWriter,
   scorer: scoring.Scorer,
   manifest: dict,
   progress: Progress,
 ) -> Iterator[KeyTokens]:
   """Rows of the documents that the store lacks, as they are finished."""
-  waiting: dict[int, tuple[Document, protocol.Prepared]] = {}
+  waiting: dict[str, tuple[Document, protocol.Prepared]] = {}
   unscored: list[KeyTokens] = []
   checked = manifest["protocol"] != "paper"
 
@@ -197,8 +223,8 @@ def _score(
       if not checked:
         protocol.check_bos(scorer, document.text)
         checked = True
-      waiting[document.doc_index] = document, prepared
-      yield scoring.Job(document.doc_index, prepared.ids, prepared.prefix_len)
+      waiting[document.doc_id] = document, prepared
+      yield scoring.Job(document.doc_id, prepared.ids, prepared.prefix_len)
 
   for scores in scorer.score(jobs()):
     document, prepared = waiting.pop(scores.job.key)

@@ -111,3 +111,9 @@ def axis_size(axis: str) -> int:
   """Size of an axis of the mesh in use; 1 without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
   return 1 if mesh.empty else mesh.shape[axis]
+
+
+def batch_axis_size() -> int:
+  """Shards of a batch on the mesh in use; 1 without a mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return 1 if mesh.empty else batch_ways(mesh)

@@ -17,6 +17,8 @@ _WORKDIR = flags.DEFINE_string(
 )
 _MODEL = flags.DEFINE_string("model", None, "folder, hub id or .gguf file")
 _COLUMNS = flags.DEFINE_list("columns", None, "columns that pass through")
+_CHUNK = flags.DEFINE_integer("chunk_len", None, "cut as training cuts: T")
+_CUTTER = flags.DEFINE_string("chunk_tokenizer", None, "whose ids T counts")
 _DETAIL = flags.DEFINE_string("detail", None, "tokens, keys or scores")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the store anew")
 
@@ -29,6 +31,8 @@ def main():
     | {
       "evaluator": _MODEL.value,
       "data.columns": _COLUMNS.value,
+      "data.chunk_len": _CHUNK.value,
+      "data.chunk_tokenizer": _CUTTER.value,
       "scoring.detail": _DETAIL.value,
     },
   )
@@ -36,6 +40,12 @@ def main():
     config, workdir=_WORKDIR.value, overwrite=_OVERWRITE.value
   )
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
+  if config.data.chunk_len:
+    print(
+      "next: python scripts/train.py --config CONFIG --config.loss.weights="
+      f"stored --config.data.key_tokens={_WORKDIR.value} --workdir runs/train"
+    )
+    return
   same = ("data", "text_column", "ids_column", "ids_tokenizer", "id_column")
   documents = commands.given(*same, "row_range")
   print(

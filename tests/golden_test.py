@@ -26,7 +26,7 @@ from longctx_jax import (
   testing,
 )
 from longctx_jax.model import config as config_lib
-from longctx_jax.model import gguf, hf
+from longctx_jax.model import gguf, gguf_tokenizer, hf
 from longctx_jax.tokenizer import TextTokenizer
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -130,7 +130,7 @@ def as_transformers_splits(smollm2):
   line breaks in front of a digit become other ids.
   """
   source = gguf.GgufSource(demo.embedded_model())
-  backend = gguf.load_gguf_tokenizer(source)
+  backend = gguf_tokenizer.load_tokenizer(source)
   backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer = TextTokenizer(backend, name="SmolLM2")
   return dataclasses.replace(smollm2, tokenizer=tokenizer)

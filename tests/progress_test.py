@@ -2,7 +2,7 @@
 
 import pytest
 
-from longctx_jax.progress import Progress
+from longctx_jax.progress import Progress, StepClock
 from longctx_jax.scoring import Usage
 
 
@@ -81,3 +81,24 @@ def test_a_line_at_most_every_ten_seconds_and_the_totals_at_the_end(
     "score: 25 documents in 0:24 (+ 1.5 s for 1 compilations) | 0 tokens/s | "
     "padding 0%"
   ]
+
+
+def test_pauses_count_in_no_lap_and_no_time_left(clock):
+  steps = StepClock(100, clock=clock)
+  with steps.pause():
+    clock.now += 500.0  # Compiles.
+  clock.now += 30.0
+  assert steps.lap(10, 10) == 30.0
+  with steps.pause():
+    clock.now += 77.0  # Evaluates.
+  clock.now += 60.0
+  assert steps.lap(30, 20) == 60.0
+  # 3 s a step, 70 steps.
+  assert steps.time_left() == "3:30"
+
+
+def test_a_resumed_run_counts_its_own_steps(clock):
+  steps = StepClock(100, clock=clock)
+  clock.now += 20.0
+  steps.lap(90, 10)  # It went on after step 80.
+  assert steps.time_left() == "0:20"

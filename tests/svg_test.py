@@ -113,3 +113,29 @@ def test_the_track_keeps_every_extreme(n):
   assert min(tops) == pytest.approx((high - 8) / (high - low) * 100, abs=0.06)
   assert paths["rug"].count("M") == 1
   assert low < 0 < 8 < high and math.isfinite(low)
+
+
+def test_curves_stand_where_the_numbers_are():
+  x = np.array([0.0, 50.0, 100.0])
+  runs = np.array([[0.0, 0.5, 1.0], [0.0, 0.3, 1.0]])
+  text = svg.curve_plot(
+    {"A & B": (x, runs)}, x_label="steps", y_label="exact match"
+  )
+  tree = ElementTree.fromstring(text)
+  paths = [
+    node
+    for node in tree.iter("{http://www.w3.org/2000/svg}path")
+    if node.get("class") in ("seed", "mean")
+  ]
+  assert [path.get("class") for path in paths] == ["seed"] * 2 + ["mean"] * 2
+  points = [
+    np.array(re.findall(r"([\d.]+) ([\d.]+)", path.get("d")), float)
+    for path in paths[:3]
+  ]
+  assert all(np.ptp(one[:, 0]) == points[0][2, 0] - points[0][0, 0]
+             for one in points)  # fmt: skip
+  height = points[0][0, 1] - points[0][2, 1]
+  for one, y in zip(points, [*runs, runs.mean(0)], strict=True):
+    found = (one[0, 1] - one[:, 1]) / height
+    np.testing.assert_allclose(found, y, atol=1e-3)
+  assert "A &amp; B" in text and "exact match" in text

@@ -1,19 +1,31 @@
 """Compiles whole programs for TPU on any machine: lowering, layout, memory.
 
-Needs `pip install jax[tpu]` of the installed JAX. Nothing runs, so this says
-nothing about values; interpret mode does, in model/attention_test.py.
+Needs `pip install jax[tpu]` of the installed JAX; `make test-tpu-compile`.
+Nothing runs, so this says nothing about values; interpret mode does, in
+model/attention_test.py.
 """
+
+import runpy
 
 import jax
 import jax.numpy as jnp
 import pytest
+from command_line import ROOT
 from flax import nnx
 from jax.experimental import topologies
 
-from longctx_jax import scoring, sharding, testing
+from longctx_jax import (
+  optimizer,
+  rows,
+  scoring,
+  sharding,
+  testing,
+  train,
+  train_config,
+)
 from longctx_jax.loading import LoadedModel
 from longctx_jax.model import hf, partition
-from longctx_jax.model.transformer import Transformer
+from longctx_jax.model.rope import RopeConfig
 
 pytestmark = pytest.mark.tpu_compile
 
@@ -29,11 +41,27 @@ LLAMA_8B = dict(
   tied=False,
   windows=(0,) * 32,
 )
+LLAMA31_8B = LLAMA_8B | dict(
+  max_position=131072,
+  ropes=(
+    RopeConfig(
+      "llama3",
+      500000.0,
+      factor=8.0,
+      original_max_position=8192,
+      low_freq_factor=1.0,
+      high_freq_factor=4.0,
+    ),
+  ),
+)
+LLAMA2_7B = LLAMA_8B | dict(
+  vocab_size=32000, num_kv_heads=32, mlp_dim=11008, max_position=4096
+)
 
 
 @pytest.fixture
-def mesh(monkeypatch):
-  """Eight v5e chips, 4 x fsdp and 2 x tensor."""
+def topology_mesh(monkeypatch):
+  """(name of a topology, sizes) -> mesh over chips that are not there."""
   pytest.importorskip("libtpu")
   # No metadata server is asked, and several processes may load the compiler.
   for name, value in (
@@ -43,27 +71,32 @@ def mesh(monkeypatch):
     ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
   ):
     monkeypatch.setenv(name, value)
-  topology = topologies.get_topology_desc(
-    platform="tpu", topology_name="v5e:2x4"
-  )
+
+  def make(name, sizes):
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    return sharding.make_mesh(sizes, topology.devices)
+
   # A TPU cannot multiply bfloat16 at the precision that the tests set.
   with jax.default_matmul_precision("default"):
-    yield sharding.make_mesh({"fsdp": 4, "tensor": 2}, topology.devices)
+    yield make
 
 
-def abstract_model(config, mesh):
-  """A model in bfloat16 whose parameters are shapes with shardings."""
-  abstract = nnx.eval_shape(
-    lambda: Transformer(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-  )
-  graphdef, params = nnx.split(abstract, nnx.Param)
+@pytest.fixture
+def mesh(topology_mesh):
+  """Eight v5e chips, 4 x fsdp and 2 x tensor."""
+  return topology_mesh("v5e:2x4", {"fsdp": 4, "tensor": 2})
+
+
+def abstract_model(config, mesh, dtype=jnp.bfloat16):
+  """A model whose parameters are shapes with shardings."""
+  graphdef, params = hf.abstract_model(config, jnp.dtype(dtype))
   shapes = {name: leaf.shape for name, leaf in hf.flatten(params).items()}
   placed = partition.parameter_shardings(config, shapes, mesh)
 
   def place(path, leaf):
     name = ".".join(str(part) for part in path)
     return leaf.replace(
-      jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=placed[name])
+      jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=placed[name])
     )
 
   params = nnx.from_flat_state(
@@ -82,17 +115,25 @@ def abstract_model(config, mesh):
   )
 
 
-def compile_pass(model, name, shape, *static, backend):
-  """The compiled pass of a scorer with the paper's windows."""
-  scorer = scoring.make_scorer(
-    model, short_len=4096, stride=1024, backend=backend
-  )
-  ids = jax.ShapeDtypeStruct(
-    shape, jnp.int32, sharding=sharding.batch_sharding(model.mesh)
+def compile_pass(model, name, shape, *static, **options):
+  """The compiled pass of a scorer."""
+  scorer = scoring.make_scorer(model, backend="splash", **options)
+  ids, lengths = (
+    jax.ShapeDtypeStruct(
+      size, jnp.int32, sharding=sharding.batch_sharding(model.mesh)
+    )
+    for size in (shape, shape[:1])
   )
   with jax.set_mesh(model.mesh):
     function = getattr(scorer, name)
-    return function.lower(model.params, ids, *static).compile()
+    return function.lower(model.params, ids, lengths, *static).compile()
+
+
+def load_config(name, variant=""):
+  path = ROOT / "configs" / f"{name}.py"
+  config = runpy.run_path(str(path))["get_config"](variant)
+  config.lock()
+  return config
 
 
 def count_kernels(compiled):
@@ -111,7 +152,9 @@ def test_an_8b_model_scores_on_eight_chips(
   mesh, name, shape, static, kernels, limit
 ):
   model = abstract_model(testing.tiny_config(**LLAMA_8B), mesh)
-  compiled = compile_pass(model, name, shape, *static, backend="splash")
+  compiled = compile_pass(
+    model, name, shape, *static, short_len=4096, stride=1024
+  )
   assert count_kernels(compiled) == kernels
   # 16 GB of parameters are 1.87 GiB a chip; the rest is activations.
   assert compiled.memory_analysis().peak_memory_in_bytes < limit
@@ -134,3 +177,72 @@ def test_gradients_through_layers_with_windows_and_sinks(mesh):
     compiled = jax.jit(jax.grad(loss)).lower(model.params, ids).compile()
   # Forward, and backward for queries and for keys, of two kinds of layer.
   assert count_kernels(compiled) == 6
+
+
+def print_memory(name, compiled):
+  memory = compiled.memory_analysis()
+  print(
+    f"{name}: {memory.argument_size_in_bytes / GIB:.2f} GiB of arguments, "
+    f"{memory.temp_size_in_bytes / GIB:.2f} of temporaries, peak "
+    f"{memory.peak_memory_in_bytes / GIB:.2f} GiB per device"
+  )
+  return memory.peak_memory_in_bytes
+
+
+@pytest.mark.parametrize("name", ["long_pass", "window_pass"])
+def test_the_scoring_of_govreport_llama31_8b_compiles(topology_mesh, name):
+  config = load_config("govreport_llama31_8b")
+  mesh = topology_mesh("v5p:2x2x1", {"fsdp": 4})
+  model = abstract_model(testing.tiny_config(**LLAMA31_8B), mesh)
+  window = dict(
+    short_len=config.longppl.short_len, stride=config.longppl.stride
+  )
+  scorer = scoring.make_scorer(
+    model, window_batch=4, backend="splash", **window
+  )
+  shape, static = {
+    # The paper protocol has no BOS before a window: no prefix.
+    "window_pass": ((scorer.window_batch, sum(window.values())), (0,)),
+    "long_pass": ((scorer.long_batch, config.data.max_length), ()),
+  }[name]
+  compiled = compile_pass(
+    model, name, shape, *static, window_batch=4, chunk=config.scoring.chunk,
+    **window,
+  )  # fmt: skip
+  assert print_memory(f"govreport_llama31_8b {name}", compiled) < 40 * GIB
+
+
+@pytest.mark.parametrize("variant", [""])
+def test_the_step_of_llama2_7b_compiles_at_32k(topology_mesh, variant):
+  """8 v5p chips of 95 GiB: parameters, Adam and 64 rows of 32,768 tokens."""
+  config = load_config("llama2_7b", variant)
+  config.model.dtype, config.model.backend = "bfloat16", "splash"
+  config.loss.window_batch = 4  # What a TPU would take.
+  mesh = topology_mesh("v5p:2x2x2", dict(config.mesh))
+  model = train_config.adapted(
+    config,
+    abstract_model(testing.tiny_config(**LLAMA2_7B), mesh, jnp.float32),
+  )
+  rule = optimizer.make_optimizer(
+    train_config.optimizer_config(config), config.optimizer.steps
+  )
+  state = train.describe_state(model, rule)
+  data = train_config.data_config(config, "anywhere")
+  one = rows.make_row(
+    [[1, 2, 3]],
+    seq_len=data.seq_len,
+    packed=data.packing,
+    short_len=data.short_len,
+    stride=data.stride,
+  )
+  batch = {
+    name: jax.ShapeDtypeStruct(
+      (data.batch_size, *field.shape),
+      field.dtype,
+      sharding=sharding.batch_sharding(mesh),
+    )
+    for name, field in one.items()
+  }
+  compiled = train.compile_step(config, model, state, batch)
+  assert count_kernels(compiled)
+  assert print_memory(f"llama2_7b:{variant}", compiled) < 80 * GIB

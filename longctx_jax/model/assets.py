@@ -98,6 +98,14 @@ def write_assets(
         shutil.copyfile(path, folder / path.name)
 
 
+def require_free(folder: pathlib.Path) -> None:
+  """Raises FileExistsError where `folder` exists and is not empty."""
+  if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    raise FileExistsError(
+      f"{folder} exists: give another folder, or move it out of the way"
+    )
+
+
 @contextlib.contextmanager
 def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """A folder to write into, which appears as `folder` when all is written.
@@ -106,10 +114,7 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     FileExistsError: where `folder` exists and is not empty.
   """
   folder = pathlib.Path(folder)
-  if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-    raise FileExistsError(
-      f"{folder} exists: give another folder, or move it out of the way"
-    )
+  require_free(folder)
   folder.parent.mkdir(parents=True, exist_ok=True)
   part = pathlib.Path(
     tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent)

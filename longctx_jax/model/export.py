@@ -8,6 +8,8 @@ import json
 import os
 import pathlib
 import re
+import shutil
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,6 +134,50 @@ def write_folder(
     if len(shards) > 1:
       _write_index(part, files, source.shapes, dtype)
   logging.info("wrote %s: %d safetensors, %s", folder, len(shards), dtype.name)
+
+
+def rehearse(
+  source: Any,
+  config: ModelConfig,
+  folder: str | os.PathLike[str],
+  *,
+  dtype: Any,
+  origin: pathlib.Path | None,
+) -> None:
+  """Does all of `write_folder` but the weights, and reads it back.
+
+  So that a run cannot fail at its end for a name, a shape, a tokenizer, a
+  folder that cannot be written, or a disk that is too small.
+
+  Args:
+    source: a source of tensors; none is read.
+    config: the facts of the model.
+    folder: as for `write_folder`; it is not made.
+    dtype: as for `write_folder`.
+    origin: as for `write_folder`.
+
+  Raises:
+    ValueError: for what could not be written, or not be read back.
+    FileExistsError: where the folder exists.
+    OSError: where the disk has less room than the weights take.
+  """
+  dtype, folder = np.dtype(dtype), pathlib.Path(folder)
+  assets.require_free(folder)
+  plan_shards(source.shapes, dtype, MAX_SHARD_BYTES)
+  fields = assets.config_fields(config, dtype=dtype.name, origin=origin)
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+    trial = pathlib.Path(name)
+    assets.write_assets(trial, fields, origin)
+    stored = json.loads((trial / "config.json").read_text())
+    hf.CheckedSource(source, config_lib.from_hf(stored, source=str(folder)))
+    room = shutil.disk_usage(trial).free
+  needed = sum(_nbytes(shape, dtype) for shape in source.shapes.values())
+  if room < needed:
+    raise OSError(
+      f"{folder}: the export takes {needed / 1e9:.1f} GB, and the disk has "
+      f"{room / 1e9:.1f} GB left"
+    )
 
 
 def plan_shards(

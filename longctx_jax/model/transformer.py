@@ -128,6 +128,7 @@ class Transformer(nnx.Module):
     lengths: Int[Array, "*N"] | None = None,
     score_rows: tuple[int, int] | None = None,
     backend: str = "blockwise",
+    remat: bool = False,
   ) -> Float[Array, "B T D"]:
     """Final hidden states, after the last norm.
 
@@ -142,6 +143,8 @@ class Transformer(nnx.Module):
         The last layer computes queries and MLP only there. For inference: the
         layers are scanned by index, which costs memory under gradient.
       backend: one of `attention.BACKENDS`.
+      remat: keep only the inputs of each block for the backward pass, which
+        runs the block once more. For training.
 
     Returns:
       [B, S, D], or [B, stop - start, D] with `score_rows`.
@@ -167,7 +170,9 @@ class Transformer(nnx.Module):
       for table in config.ropes
     ]
     gains = [rope.query_gain(table, positions) for table in config.ropes]
-    x = self.embedding[...][ids]
+    # Looked up in rows that are whole: in split ones, every device would hold
+    # the activations of the whole batch.
+    x = sharding.constrain(self.embedding[...], "tensor", None)[ids]
     if config.embed_scale:
       x *= jnp.asarray(config.embed_scale, x.dtype)
     x = sharding.constrain(x, sharding.BATCH_AXES, None, None)
@@ -212,6 +217,9 @@ class Transformer(nnx.Module):
       return nnx.merge(graphdef, layer)(x, attend_by_kind), None
 
     if score_rows is None:
+      if remat:
+        # Inside a scan nothing can be merged with the second run anyway.
+        apply = jax.checkpoint(apply, prevent_cse=False)
       x, _ = jax.lax.scan(lambda x, xs: apply(x, *xs), x, (stack, kind_of))
       return self.norm(x)
 

@@ -1,4 +1,6 @@
+import dataclasses
 import json
+import shutil
 
 import family_cases
 import jax
@@ -165,3 +167,58 @@ def test_what_no_config_json_states_fails_before_anything_is_written(
       source, config, tmp_path / "out", dtype=jnp.float32, origin=None
     )
   assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def rehearsal(mesh):
+  """Arguments of `export.rehearse`, of a model that can be exported."""
+  config = testing.tiny_config()
+  return testing.RandomSource(config, seed=1), config
+
+
+def test_a_rehearsal_reads_no_weight_and_leaves_nothing(
+  rehearsal, folder, tmp_path, monkeypatch
+):
+  """Case G6."""
+  source, config = rehearsal
+  monkeypatch.delattr(testing.RandomSource, "read")
+  export.rehearse(
+    source, config, tmp_path / "new" / "out", dtype=np.float32, origin=folder
+  )
+  assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (dict(sink_len=4, windows=(8, 8)), "sink_len=4"),
+    (dict(windows=(0, 16)), "windows"),
+    (dict(embed_scale=8.0), "cannot state embed_scale=8.0"),
+    (dict(mlp_dim=57), "misshapen"),
+  ],
+)
+def test_a_rehearsal_finds_what_the_end_would(
+  rehearsal, tmp_path, changes, message
+):
+  """Case G6: facts that no config.json states, shapes that it contradicts."""
+  source, config = rehearsal
+  config = dataclasses.replace(config, **changes)
+  with pytest.raises(ValueError, match=message):
+    export.rehearse(
+      source, config, tmp_path / "out", dtype=np.float32, origin=None
+    )
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_rehearsal_finds_a_folder_in_the_way_and_a_full_disk(
+  rehearsal, tmp_path, monkeypatch
+):
+  kinds = dict(dtype=np.float32, origin=None)
+  (tmp_path / "out").mkdir()
+  (tmp_path / "out" / "mine").touch()
+  with pytest.raises(FileExistsError, match="out exists"):
+    export.rehearse(*rehearsal, tmp_path / "out", **kinds)
+  room = shutil.disk_usage(tmp_path)._replace(free=1000)
+  monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
+  with pytest.raises(OSError, match=r"takes 0.0 GB, and the disk has 0.0 GB"):
+    export.rehearse(*rehearsal, tmp_path / "other", **kinds)

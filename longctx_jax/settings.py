@@ -1,0 +1,52 @@
+"""What determines the numbers of a run, and whether two runs agree in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Dotted name -> value of nested fields, as JSON gives the values back."""
+  return {
+    name: json.loads(json.dumps(value)) for name, value in _walk(fields, prefix)
+  }
+
+
+def _walk(fields, prefix) -> Iterator[tuple[str, Any]]:
+  for name, value in fields.items():
+    if isinstance(value, Mapping):
+      yield from _walk(value, f"{prefix}{name}.")
+    else:
+      yield prefix + name, value
+
+
+def require_same(
+  stored: Mapping[str, Any], current: Mapping[str, Any], *, where: str
+) -> None:
+  """Raises ValueError where two runs differ; each field is named.
+
+  Args:
+    stored: settings of the run that is there.
+    current: settings of the run that is asked for.
+    where: what holds the stored ones, for the message.
+  """
+  absent = "not there"
+  different = [
+    f"{name} was {_value(stored, name, absent)} and is "
+    f"{_value(current, name, absent)}"
+    for name in sorted({*stored, *current})
+    if name not in stored
+    or name not in current
+    or stored[name] != current[name]
+  ]
+  if different:
+    raise ValueError(
+      f"{where} holds a run with other settings: {'; '.join(different)}. Take "
+      "another --workdir, or --overwrite"
+    )
+
+
+def _value(fields, name, absent):
+  return repr(fields[name]) if name in fields else absent

@@ -1,0 +1,115 @@
+"""A training step against stored values of the reference: --golden_dir."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import longctx_jax as lc
+from longctx_jax import (
+  contrast,
+  demo,
+  scoring,
+  train_state,
+  train_step,
+  windows,
+)
+from longctx_jax.model import hf
+
+pytestmark = pytest.mark.golden
+K, D, GAMMA = 512, 128, 5.0
+# Hugging Face tensor -> our parameter and layer.
+SAMPLES = {
+  "model.norm.weight": ("norm.scale", ...),
+  "model.layers.0.input_layernorm.weight": ("layers.attention_norm.scale", 0),
+  "model.layers.15.post_attention_layernorm.weight": (
+    "layers.mlp_norm.scale",
+    15,
+  ),
+  "model.layers.29.self_attn.k_proj.weight": (
+    "layers.attention.k_proj.kernel",
+    29,
+  ),
+}
+
+
+@pytest.fixture
+def model(mesh):
+  return lc.load_model(demo.embedded_model(), mesh=mesh, dtype=jnp.float32)
+
+
+def keep_gradient():
+  """An optimizer whose state is the last gradient."""
+  return optax.GradientTransformation(
+    lambda params: jax.tree.map(jnp.zeros_like, params),
+    lambda grads, state, params: (jax.tree.map(jnp.zeros_like, grads), grads),
+  )
+
+
+def make_batch(ids):
+  plan = windows.plan_windows(len(ids), short_len=K, stride=D)
+  inputs, targets = windows.align(ids.astype(np.int32))
+  batch = {
+    "inputs": inputs,
+    "targets": targets,
+    "loss_mask": np.ones(len(targets), np.float32),
+    "window_start": plan.start[1:].astype(np.int32),
+    "score_start": plan.score_start[1:].astype(np.int32),
+    "score_end": plan.score_end[1:].astype(np.int32),
+  }
+  return {name: value[None] for name, value in batch.items()}
+
+
+@pytest.mark.parametrize(
+  ("name", "weights"), [("train_ce", "none"), ("train_longce", "live")]
+)
+def test_a_step_has_the_references_loss_and_gradient(
+  golden_dir, model, name, weights
+):
+  path = golden_dir / "golden" / f"{name}.n2048.json"
+  facts = json.loads(path.read_text())
+  stored = dict(np.load(path.with_suffix(".npz")))
+  loss = train_step.LossConfig(
+    weights=weights, short_len=K, stride=D, gamma=GAMMA, chunk=128
+  )
+  step = train_step.make_train_step(
+    model, keep_gradient(), loss, compute_dtype=jnp.float32
+  )
+  state = train_state.create(model, keep_gradient())
+  batch = make_batch(stored["input_ids"])
+  state, sums = jax.jit(step)(state, batch)
+  np.testing.assert_allclose(
+    sums["weighted_nll"] / sums["targets"], facts["loss"], rtol=1e-4
+  )
+  np.testing.assert_allclose(sums["grad_norm"], facts["grad_norm"], rtol=1e-4)
+  grads = hf.flatten(state.opt_state)
+  for tensor, (parameter, layer) in SAMPLES.items():
+    expected = stored[f"grad.{tensor}"].T
+    np.testing.assert_allclose(
+      grads[parameter][layer],
+      expected,
+      rtol=0,
+      atol=2e-3 * np.abs(expected).max(),
+    )
+  if weights == "live":
+    check_weights(model, loss, batch, stored)
+    np.testing.assert_allclose(
+      sums["weight"], stored["weight"].sum(), rtol=1e-5
+    )
+
+
+def check_weights(model, loss, batch, stored):
+  short, mask = jax.jit(
+    lambda params: train_step.short_pass(
+      params, batch, model=model, loss=loss, backend="blockwise"
+    )
+  )(model.params)
+  ids = stored["input_ids"].astype(np.int32)
+  scorer = scoring.make_scorer(model, short_len=K, stride=D)
+  (scores,) = scorer.score_long([scoring.Job("document", ids)])
+  np.testing.assert_allclose(-scores.long, stored["nll"], rtol=0, atol=5e-4)
+  weights = contrast.longce_weights(scores.long[None], short, mask, gamma=GAMMA)
+  np.testing.assert_allclose(weights[0], stored["weight"], rtol=0, atol=5e-4)
