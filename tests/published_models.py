@@ -1,8 +1,7 @@
 """Fields of config.json files as published, and the size of the weights.
 
-Every field that stands in the published file is here, except for long RoPE
-factors, which are cut in `tests/model/published_models_test.py`, and free
-text. The number of parameters is the one that the model's page states.
+Every field that could change a number is here; of the factors of longrope, how
+many there are. The number of parameters is that of the published weights.
 """
 
 _LLAMA = {
