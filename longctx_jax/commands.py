@@ -25,6 +25,7 @@ _NAMED_FIELDS = (
   "longppl.stride",
   "longppl.protocol",
 )
+_PACKAGE = f"{os.sep}longctx_jax{os.sep}"
 _CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 # What a machine with the device has, and the extra that JAX needs for it.
 _DEVICES = {
@@ -210,14 +211,20 @@ def _run(main, platform):
   logging.set_verbosity(logging.INFO)
   # JAX reports each backend that is not there.
   py_logging.getLogger("jax").setLevel(py_logging.WARNING)
-  # The time and place of a line are noise to whoever waits for a result.
+  # The time and place of a line are noise to whoever waits for a result; so is
+  # what libraries say of their work.
   logging.get_absl_handler().setFormatter(None)
+  logging.get_absl_handler().addFilter(_is_ours_or_urgent)
   try:
     _start_device(PLATFORM.value or platform)
     main()
   except (ValueError, OSError) as error:
     logging.debug("%s", error, exc_info=True)
     _fail(error)
+
+
+def _is_ours_or_urgent(record):
+  return record.levelno > py_logging.INFO or _PACKAGE in record.pathname
 
 
 def _start_device(platform):

@@ -244,8 +244,8 @@ class CheckedSource:
     problems = [f"{title}: {_listed(n)}" for title, n in found.items() if n]
     if problems:
       raise ValueError(
-        f"{self.path}: {'; '.join(problems)}. Missing and unexplained ones can be "
-        "allowed: scripts/convert.py --allow_missing PATTERN"
+        f"{self.path}: {'; '.join(problems)}. Missing and unexplained ones can "
+        "be allowed: scripts/convert.py --allow_missing PATTERN"
       )
     for title, excused in (("missing", self._absent), ("ignored", extra)):
       if excused:
