@@ -4,6 +4,13 @@ Every field that could change a number is here; of the factors of longrope, how
 many there are. The number of parameters is that of the published weights.
 """
 
+import copy
+
+import numpy as np
+
+from longctx_jax.model import config as config_lib
+from longctx_jax.model.config import ModelConfig
+
 _LLAMA = {
   "architectures": ["LlamaForCausalLM"],
   "model_type": "llama",
@@ -473,3 +480,15 @@ MODELS = {
     },
   ),
 }
+
+
+def read(name: str) -> tuple[int, ModelConfig]:
+  """(number of parameters, config) of a published model."""
+  count, fields = MODELS[name]
+  fields = copy.deepcopy(fields)
+  scaling = fields["rope_scaling"] if "rope_scaling" in fields else None
+  for factor, last in (("short_factor", 2.84), ("long_factor", 64.84)):
+    if scaling and factor in scaling:
+      # The published ones rise to these.
+      scaling[factor] = np.geomspace(1, last, scaling[factor]).tolist()
+  return count, config_lib.from_hf(fields, source=name)

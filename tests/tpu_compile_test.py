@@ -4,8 +4,11 @@ Needs `pip install jax[tpu]` of the installed JAX. Nothing runs, so this says
 nothing about values; interpret mode does, in model/attention_test.py.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import published_models
 import pytest
 from flax import nnx
 from jax.experimental import topologies
@@ -87,12 +90,15 @@ def compile_pass(model, name, shape, *static, backend):
   scorer = scoring.make_scorer(
     model, short_len=4096, stride=1024, backend=backend
   )
-  ids = jax.ShapeDtypeStruct(
-    shape, jnp.int32, sharding=sharding.batch_sharding(model.mesh)
+  ids, lengths = (
+    jax.ShapeDtypeStruct(
+      size, jnp.int32, sharding=sharding.batch_sharding(model.mesh)
+    )
+    for size in (shape, shape[:1])
   )
   with jax.set_mesh(model.mesh):
     function = getattr(scorer, name)
-    return function.lower(model.params, ids, *static).compile()
+    return function.lower(model.params, ids, lengths, *static).compile()
 
 
 def count_kernels(compiled):
@@ -134,3 +140,34 @@ def test_gradients_through_layers_with_windows_and_sinks(mesh):
     compiled = jax.jit(jax.grad(loss)).lower(model.params, ids).compile()
   # Forward, and backward for queries and for keys, of two kinds of layer.
   assert count_kernels(compiled) == 6
+
+
+@pytest.mark.parametrize(
+  ("name", "kernels"),
+  [
+    # Caps, and two windows in the scan.
+    ("gemma-2-2b", 3),
+    # A table for each kind of layer.
+    ("gemma-3-1b-pt", 3),
+    # A table that depends on the length.
+    ("Phi-3-mini-128k-instruct", 2),
+    # The rest are products of groups of rows, each with its own expert.
+    ("Mixtral-8x7B-Instruct-v0.1", 10),
+    ("Qwen3-30B-A3B", 10),
+  ],
+)
+def test_each_kind_of_family_scores_on_eight_chips(mesh, name, kernels):
+  _, config = published_models.read(name)
+  if config.num_kv_heads == 1:
+    # A head is not split.
+    mesh = sharding.make_mesh({"fsdp": 8}, list(mesh.devices.flat))
+  if config.num_experts:
+    # All layers of these do not fit on eight chips.
+    config = dataclasses.replace(config, num_layers=4, windows=(0,) * 4)
+  compiled = compile_pass(
+    abstract_model(config, mesh), "window_pass", (8, 5121), 1, backend="splash"
+  )
+  assert count_kernels(compiled) == kernels
+  memory = compiled.memory_analysis().peak_memory_in_bytes
+  print(f"{name}: {memory / GIB:.2f} GiB a chip")
+  assert memory < 15 * GIB
