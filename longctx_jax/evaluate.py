@@ -32,6 +32,7 @@ from longctx_jax.progress import Progress
 from longctx_jax.results import LongPplResult
 
 _SLICES = "slices:"
+_FAILED = "failed: "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,13 +207,29 @@ def _guarded(name, run, store, workdir):
     logging.debug("%s", traceback.format_exc())
     result = {
       "name": name,
-      "reason": f"failed: {type(error).__name__}: {error}",
+      "reason": f"{_FAILED}{type(error).__name__}: {error}",
       "keys": store.manifest,
       "longppl": None,
       "ppl": None,
     }
-    result_files.write_result(workdir, result)
+    if result_files.has_numbers(workdir, name):
+      logging.warning("%s: the results of an earlier run are kept", name)
+    else:
+      result_files.write_result(workdir, result)
   return result
+
+
+def check_finished(found: Sequence[dict[str, Any]]) -> None:
+  """Raises ValueError where a model failed, after all have had their turn."""
+  failed = [
+    result["name"]
+    for result in found
+    if (result["reason"] or "").startswith(_FAILED)
+  ]
+  if failed:
+    raise ValueError(
+      f"{len(failed)} of {len(found)} models failed: {', '.join(failed)}"
+    )
 
 
 def _evaluate_model(config, candidate, store, corpus, workdir, overwrite):

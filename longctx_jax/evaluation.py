@@ -209,7 +209,6 @@ class Evaluation:
     """Evaluates documents; they come back as they finish."""
     # By place, since key tokens found one by one share their index.
     waiting: dict[int, tuple[KeyTokens, str, Prepared]] = {}
-    finished: list[Evaluated] = []
 
     def jobs():
       for place, (keys, text) in enumerate(pairs):
@@ -217,19 +216,18 @@ class Evaluation:
         prepared, log_probs = self._read(keys, text)
         if prepared.reason:
           result = DocumentResult(keys.doc_id, keys.doc_index, prepared.reason)
-          finished.append(Evaluated(keys, result))
+          yield Evaluated(keys, result)
         elif log_probs is not None:
           self.reused += 1
-          finished.append(_evaluated(keys, text, prepared, log_probs))
+          yield _evaluated(keys, text, prepared, log_probs)
         else:
           waiting[place] = keys, text, prepared
           yield scoring.Job(place, prepared.ids, prepared.prefix_len)
 
-    for scores in self.scorer.score_long(jobs()):
-      yield _evaluated(*waiting.pop(scores.job.key), scores.long)
-      yield from finished
-      finished.clear()
-    yield from finished
+    for done in self.scorer.score_long(jobs()):
+      if isinstance(done, scoring.Scores):
+        done = _evaluated(*waiting.pop(done.job.key), done.long)
+      yield done
 
   def _read(self, keys, text):
     """What the model reads, and the evaluator's log-probs if they are its."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pathlib
 import threading
 
-_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
+_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")
+_WEIGHTS = ("*.safetensors",)
+# The same weights once more, in other layouts: subfolders, Meta's, Mistral's.
+_LEFT_OUT = ("*/*", "consolidated*")
 # Until the hub counts as not there: an offline machine must not wait.
 _ASK_SECONDS = 3.0
 _ACCESS = (
@@ -15,11 +18,15 @@ _ACCESS = (
 )
 
 
-def resolve(name: str) -> tuple[pathlib.Path, str]:
+def resolve(name: str, *, weights: bool = True) -> tuple[pathlib.Path, str]:
   """Path on this machine and, for a hub id, the commit.
 
   A hub id comes from the hub's cache, which is brought up to date first where
   the hub answers.
+
+  Args:
+    name: a path or a hub id.
+    weights: whether they are needed: a tokenizer does without.
 
   Raises:
     FileNotFoundError: where neither a path nor the hub has it, within 5
@@ -43,7 +50,8 @@ def resolve(name: str) -> tuple[pathlib.Path, str]:
     snapshot = huggingface_hub.snapshot_download(
       name,
       revision=commit or None,
-      allow_patterns=_FILES,
+      allow_patterns=_FILES + (_WEIGHTS if weights else ()),
+      ignore_patterns=_LEFT_OUT,
       local_files_only=not commit,
     )
   except errors.HfHubHTTPError as refusal:

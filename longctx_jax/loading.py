@@ -224,7 +224,7 @@ def load_tokenizer(path: str | pathlib.Path) -> TextTokenizer:
     ValueError: for a GGUF vocabulary that cannot be read faithfully.
   """
   name = str(path)
-  return _read_tokenizer(hub.resolve(name)[0], name)
+  return _read_tokenizer(hub.resolve(name, weights=False)[0], name)
 
 
 def _read_tokenizer(folder, name):

@@ -95,7 +95,13 @@ def prepare(
 
   Raises:
     OverLength: for a text over max_length under policy "error".
+    ValueError: for a max_length below 2.
   """
+  if max_length < 2:
+    raise ValueError(
+      f"max_length={max_length} must be at least 2: one id to read, one "
+      "to score"
+    )
   try:
     encoding = tokenizer.encode(
       text, add_special_tokens=protocol == "paper" and is_evaluator
@@ -172,7 +178,9 @@ def check_bos(scorer: scoring.Scorer, text: str) -> None:
   if tokenizer is None or tokenizer.leading_bos is None:
     return
   bare = tokenizer.encode(text, add_special_tokens=False).ids
-  bare = bare[: _BOS_CHECK_TARGETS + 1]
+  # With the BOS before them they must fit the model.
+  limit = scorer.model.config.max_position - 1
+  bare = bare[: min(_BOS_CHECK_TARGETS + 1, limit)]
   if len(bare) < 2:
     return
   with_bos = np.concatenate([[tokenizer.leading_bos], bare]).astype(np.int32)

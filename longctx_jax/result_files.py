@@ -23,6 +23,12 @@ def write_result(workdir: str | pathlib.Path, result: dict[str, Any]) -> None:
   _replace(path, lambda temporary: temporary.write_text(text + "\n"))
 
 
+def has_numbers(workdir: str | pathlib.Path, name: str) -> bool:
+  """Whether an earlier run of the model came to its end."""
+  path = _folder(workdir, "results") / f"{name}.json"
+  return path.exists() and json.loads(path.read_text())["ppl"] is not None
+
+
 def write_documents(
   workdir: str | pathlib.Path, name: str, pooled: LongPplResult
 ) -> None:

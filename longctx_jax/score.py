@@ -204,7 +204,6 @@ def _score(
 ) -> Iterator[KeyTokens]:
   """Rows of the documents that the store lacks, as they are finished."""
   waiting: dict[str, tuple[Document, protocol.Prepared]] = {}
-  unscored: list[KeyTokens] = []
   checked = manifest["protocol"] != "paper"
 
   def jobs():
@@ -216,9 +215,7 @@ def _score(
         continue
       prepared = _prepare(document, scorer.model, manifest)
       if prepared.reason:
-        unscored.append(
-          finding.key_tokens_of(document, prepared, None, manifest)
-        )
+        yield finding.key_tokens_of(document, prepared, None, manifest)
         continue
       if not checked:
         protocol.check_bos(scorer, document.text)
@@ -226,12 +223,11 @@ def _score(
       waiting[document.doc_id] = document, prepared
       yield scoring.Job(document.doc_id, prepared.ids, prepared.prefix_len)
 
-  for scores in scorer.score(jobs()):
-    document, prepared = waiting.pop(scores.job.key)
-    yield finding.key_tokens_of(document, prepared, scores, manifest)
-    yield from unscored
-    unscored.clear()
-  yield from unscored
+  for row in scorer.score(jobs()):
+    if isinstance(row, scoring.Scores):
+      document, prepared = waiting.pop(row.job.key)
+      row = finding.key_tokens_of(document, prepared, row, manifest)
+    yield row
 
 
 def _prepare(document, model, manifest):

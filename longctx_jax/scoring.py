@@ -93,14 +93,24 @@ class Scorer:
   window_pass: Any
   compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
-  def score_long(self, jobs: Iterable[Job]) -> Iterator[Scores]:
+  def score_long(self, jobs: Iterable[Any]) -> Iterator[Any]:
     """Long pass only; documents come back as their batch is full.
+
+    Args:
+      jobs: `Job`s. Anything else passes through, in its place: a document that
+        needs no pass is not kept waiting for those that do.
+
+    Yields:
+      `Scores` of the jobs, and what passed through.
 
     Raises:
       ValueError: for a document with fewer than two ids.
     """
     waiting: dict[int, list[Job]] = {}
     for job in jobs:
+      if not isinstance(job, Job):
+        yield job
+        continue
       if len(job.ids) < 2:
         raise ValueError(f"document {job.key!r} has no target to score")
       bucket = batching.bucket_length(len(job.ids) - 1)
@@ -111,11 +121,11 @@ class Scorer:
     for bucket, batch in waiting.items():
       yield from self._run_long(bucket, batch)
 
-  def score(self, jobs: Iterable[Job]) -> Iterator[Scores]:
+  def score(self, jobs: Iterable[Any]) -> Iterator[Any]:
     """Long pass and windows; windows of several documents share a batch.
 
     A document comes back when its last window is done, so in another order
-    than it came.
+    than it came. Arguments and results as in `score_long`.
     """
     pool: list[tuple[Scores, int, np.ndarray]] = []
     open_windows: dict[int, int] = {}
@@ -128,7 +138,8 @@ class Scorer:
           yield scores
 
     for scores in self.score_long(jobs):
-      own = list(self._cut_windows(scores))
+      is_scored = isinstance(scores, Scores)
+      own = list(self._cut_windows(scores)) if is_scored else []
       if not own:
         yield scores
         continue

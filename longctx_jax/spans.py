@@ -21,8 +21,9 @@ def merge_adjacent(spans: ArrayLike) -> np.ndarray:
 
   The reference merges only where the next start equals the last end, and so
   keeps the repeated spans of byte-level tokens of one character apart (paper,
-  code of section 1.6). Here they collapse: a deviation that no count of
-  contained tokens can see.
+  code of section 1.6). Here they collapse. Tokens cut like the evaluator's
+  count the same; a longer token of another tokenizer can be contained in the
+  collapsed span, and in none of the repeated ones.
 
   Args:
     spans: int [S, 2], in any order. Spans without characters are dropped.

@@ -104,6 +104,7 @@ def tiny_model(
 class RandomSource:
   """Random tensors under Hugging Face names: a checkpoint made up."""
 
+  path = "random"
   weight_format = "random F32"
 
   def __init__(self, config: ModelConfig, *, seed: int):

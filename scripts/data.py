@@ -54,4 +54,4 @@ def check_slices():
 
 if __name__ == "__main__":
   verbs = {"govreport": make_govreport, "check_slices": check_slices}
-  commands.run(lambda verb: verbs[verb](), verbs=verbs)
+  commands.run(lambda verb: verbs[verb](), verbs=verbs, platform="cpu")

@@ -6,7 +6,8 @@ r"""LongPPL and PPL of one or many models.
     --data govreport.parquet --model A
   python scripts/eval.py --keys runs/keys --data D --log_probs L --name A
 
-The same command goes on where a run was stopped.
+The same command goes on where a run was stopped. The status is 2 where a
+model failed; the others are evaluated all the same.
 """
 
 from absl import flags
@@ -37,7 +38,7 @@ def main():
     "key_tokens": _KEYS.value,
     "eval.per_token": _TOKENS.value,
   }
-  evaluate.evaluate(
+  found = evaluate.evaluate(
     commands.override(_CONFIG.value, values),
     workdir=_WORKDIR.value,
     overwrite=_OVERWRITE.value,
@@ -47,6 +48,7 @@ def main():
   results = report.load_results(_WORKDIR.value)
   print(report.compare_table(results, fmt="text", force=True))
   print(f"next: python scripts/report.py html {_WORKDIR.value}")
+  evaluate.check_finished(found)
 
 
 if __name__ == "__main__":

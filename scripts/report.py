@@ -53,5 +53,8 @@ def main(verb: str, workdir: str):
 
 if __name__ == "__main__":
   commands.run(
-    main, verbs=("compare", "html", "correlate"), words=("a workdir",)
+    main,
+    verbs=("compare", "html", "correlate"),
+    words=("a workdir",),
+    platform="cpu",
   )

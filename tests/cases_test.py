@@ -2,7 +2,8 @@
 
 The rows are those of the survey of what users of long-context evaluation get
 bitten by: A tokenizers, offsets and BOS; B formats; C short, empty and odd
-texts; D precision; J protocol and reproducibility; L usability.
+texts; D precision; F RoPE and configs; G checkpoints; J protocol and
+reproducibility; L usability.
 """
 
 import ast
@@ -12,7 +13,7 @@ import pathlib
 import pytest
 
 TESTS = pathlib.Path(__file__).parent
-ROWS = {"A": 14, "B": 7, "C": 9, "D": 8, "J": 10, "L": 7}
+ROWS = {"A": 14, "B": 7, "C": 9, "D": 8, "F": 9, "G": 9, "J": 10, "L": 7}
 # Chat prompts and generated benchmarks, which there are none of here.
 OUTSIDE = {"A12", "B3", "B4", "J7", "J8"}
 
@@ -139,6 +140,75 @@ CASES = {
     model/attention_test::test_plain_attention_is_the_definition
     model/config_test::test_what_is_not_understood_is_refused_by_name""",
   "D8": "contrast_test::test_a_difference_of_800_nats_gives_gamma_exactly",
+  "F1": """
+    parity_test::test_rope_tables_are_those_of_transformers
+    model/config_test::test_old_and_new_schema_give_bit_equal_tables
+    model/config_test::test_what_is_not_understood_is_refused_by_name
+    model/rope_test::test_bad_configs_are_refused""",
+  "F2": """
+    model/config_test::test_old_and_new_schema_give_bit_equal_tables
+    model/config_test::test_round_trip
+    model/published_models_test::test_a_published_config_gives_its_model
+    parity_test::test_a_config_survives_transformers""",
+  "F3": """
+    model/config_test::test_round_trip
+    model/export_test::test_one_shard_is_one_file_that_stays
+    model/hf_test::test_an_odd_rope_table_is_called_out
+    export_parity_test::test_an_exported_folder_has_our_logits_in_transformers
+    family_parity_test::test_logits_are_those_of_transformers""",
+  "F4": """
+    model/rope_test::test_factor_is_read_and_not_assumed
+    model/rope_test::test_table_is_the_published_formula
+    family_parity_test::test_logits_are_those_of_transformers""",
+  "F5": """
+    model/rope_test::test_rows_of_a_batch_have_the_tables_of_their_own_lengths
+    model/transformer_test::test_the_longer_of_two_packed_documents_has_the_long_table
+    scoring_test::test_tables_go_by_the_real_length_of_a_pass
+    rope_tables_test::test_tables_that_differ_are_called_out
+    model/config_test::test_describe_rope_names_the_table_of_a_pass""",
+  "F6": """
+    parity_test::test_rope_tables_are_those_of_transformers
+    model/config_test::test_yarn_attention_factor_follows_from_the_factor
+    model/config_test::test_yarn_scales_of_all_dimensions""",
+  "F7": """
+    model/config_test::test_an_override_changes_the_table_and_is_written
+    model/config_test::test_a_bad_override_is_refused
+    model/hf_test::test_an_odd_rope_table_is_called_out""",
+  "F8": """
+    model/transformer_test::test_a_sliding_window_hides_the_first_token
+    model/attention_test::test_keys_out_of_sight_never_matter
+    model/config_test::test_windows_are_read_per_layer
+    family_parity_test::test_logits_are_those_of_transformers""",
+  "F9": "model/attention_test::test_head_sizes",
+  "G1": """
+    model/hf_test::test_shards_load_to_the_same
+    model/hf_test::test_wrong_tensors_are_named
+    model/hf_test::test_a_pattern_allows_missing_and_unexplained_tensors""",
+  "G2": """
+    model/hf_test::test_a_tied_head_may_be_stored_twice
+    model/hf_test::test_odd_weights_are_called_out
+    parity_test::test_logits_are_those_of_transformers""",
+  "G3": """
+    model/gguf_test::test_tensors_come_back_in_hugging_face_layout
+    model/gguf_families_test::test_a_gguf_file_gives_the_model_of_its_safetensors
+    model/hf_test::test_other_layouts_are_refused_by_name""",
+  "G4": """
+    checkpoint_memory_test::test_the_host_holds_a_shard_and_two_tensors_at_most""",
+  "G5": """
+    convert_test::test_to_orbax_and_back_is_bit_equal
+    convert_test::test_verification_is_what_its_names_say
+    model/export_test::test_what_was_loaded_comes_out_bit_equal""",
+  "G6": """
+    model/export_test::test_what_no_config_json_states_fails_before_anything_is_written
+    model/export_test::test_a_failed_export_leaves_nothing""",
+  "G7": "model/export_test::test_one_shard_is_one_file_that_stays",
+  "G8": """
+    model/hf_test::test_a_tokenizer_with_more_ids_than_the_model_is_refused
+    convert_test::test_verification_is_what_its_names_say""",
+  "G9": """
+    model/export_test::test_shards_keep_to_their_size_and_are_indexed
+    model/gguf_test::test_the_tokenizer_can_be_written_as_files
+    export_parity_test::test_an_exported_folder_has_our_logits_in_transformers""",
   "J1": """
     windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
     scoring_test::test_scores_are_the_papers

@@ -80,6 +80,10 @@ MISTAKES = {
     ["with.py", "/dev/nvidiactl", "{root}/" + EVAL, "--model=m0"],
     "(pip install -e '.[cuda]')",
   ),
+  "a TPU, and a script without a model": (
+    ["with.py", "/dev/accel0", "{root}/" + REPORT, "compare", "w"],
+    "no results in w/results",
+  ),
   "a TPU, and the CPU was chosen": (
     ["with.py", "/dev/accel0", "{root}/" + EVAL, "--model=m", "--platform=cpu"],
     "no data given",

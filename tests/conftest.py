@@ -1,5 +1,6 @@
 """Eight CPU devices, strict JAX, no network."""
 
+import contextlib
 import os
 import pathlib
 import socket
@@ -52,6 +53,14 @@ def no_network(monkeypatch):
 @pytest.fixture
 def rng():
   return np.random.default_rng(0)
+
+
+@contextlib.contextmanager
+def refuses(message, kind=ValueError):
+  """Expects an error; `pytest -rP` shows its text."""
+  with pytest.raises(kind, match=message) as caught:
+    yield
+  print(caught.value)
 
 
 def one_device_mesh():

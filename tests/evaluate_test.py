@@ -143,6 +143,21 @@ def test_one_failed_model_is_a_row_and_the_others_go_on(tmp_path, made, config):
     assert "m2" in table and "failed: FileNotFoundError" in table
 
 
+def test_a_failure_takes_nobodys_results(tmp_path, made, config):
+  copied = tmp_path / "m1"
+  shutil.copytree(made / "m1", copied)
+  config.models = (str(copied),)
+  (first,) = evaluate.evaluate(config, workdir=tmp_path / "w")
+  evaluate.check_finished([first])
+  (copied / "model.safetensors").unlink()
+  (second,) = evaluate.evaluate(config, workdir=tmp_path / "w")
+  assert second["reason"].startswith("failed: ")
+  (kept,) = report.load_results(tmp_path / "w")
+  assert kept["ppl"] == first["ppl"]
+  with pytest.raises(ValueError, match="1 of 2 models failed: m1$"):
+    evaluate.check_finished([first, second])
+
+
 def test_files_hold_finite_numbers_that_agree_with_each_other(
   tmp_path, made, config
 ):

@@ -235,6 +235,9 @@ class Recorder:
   def score_long(self, jobs):
     # Like a scorer that waits for full batches.
     for job in reversed(list(jobs)):
+      if not isinstance(job, scoring.Job):
+        yield job
+        continue
       self.read.append(job.ids.tolist())
       long = np.full(len(job.ids) - 1, -3.0, np.float32)
       yield scoring.Scores(job, long, long)
@@ -295,6 +298,25 @@ def test_the_evaluators_own_pass_is_taken(model):
   assert done.result.nll_sum == pytest.approx(-long.sum())
   assert done.result.key_nll_sum == pytest.approx(-long[keys.key_mask].sum())
   np.testing.assert_array_equal(done.key_mask, keys.key_mask)
+
+
+def test_a_document_that_needs_no_pass_is_not_kept_waiting(model):
+  """Nor does it wait in memory for the end of the corpus."""
+  keys = [find(model), find(model, "")]
+  run = evaluation.Evaluation(
+    scoring.make_scorer(model, short_len=SHORT_LEN, stride=STRIDE),
+    keys[0].manifest,
+  )
+  taken = []
+
+  def pairs():
+    for i in range(4):
+      taken.append(i)
+      yield keys[i % 2], (TEXT, "")[i % 2]
+
+  for i, done in enumerate(run.evaluate(pairs())):
+    assert done.keys is keys[i % 2] and taken == list(range(i + 1))
+  assert run.reused == 2 and not run.scorer.usage.fed
 
 
 def other_tokenizer():

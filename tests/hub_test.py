@@ -98,6 +98,29 @@ def test_a_refused_download_says_what_to_do(cache, monkeypatch):
     hub.resolve("a/b")
 
 
+def test_what_is_not_needed_is_not_downloaded(cache, monkeypatch, tmp_path):
+  """Tokenizers come without weights; no weights come twice."""
+  files = [
+    "config.json", "model.safetensors", "tokenizer.model", "pytorch_model.bin",
+    "consolidated.safetensors", "original/params.json", "onnx/model.json",
+  ]  # fmt: skip
+  answer(monkeypatch, huggingface_hub.ModelInfo(id="a/b", sha="c" * 40))
+  taken = []
+
+  def download(name, *, allow_patterns, ignore_patterns, **_):
+    taken[:] = huggingface_hub.utils.filter_repo_objects(
+      files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+    )
+    return str(tmp_path)
+
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+  hub.resolve("a/b")
+  assert taken == ["config.json", "model.safetensors", "tokenizer.model"]
+  with pytest.raises(Exception):  # noqa: B017, PT011  an empty folder
+    loading.load_tokenizer("a/b")
+  assert taken == ["config.json", "tokenizer.model"]
+
+
 def test_the_cache_serves_where_the_hub_does_not_answer(cache, monkeypatch):
   """Cases L1: and the commit is known."""
   commit = "0123456789abcdef0123456789abcdef01234567"

@@ -160,6 +160,11 @@ def test_reasons(text, tokenizer, reader, reason):
   assert got.n_tokens == len(got.offsets) == (0 if reason else 1)
 
 
+def test_a_limit_that_leaves_no_target_is_named():
+  with pytest.raises(ValueError, match="max_length=1 must be at least 2"):
+    prepare("abc", max_length=1)
+
+
 @pytest.mark.parametrize("bad", [("papers", "skip"), ("paper", "truncate")])
 def test_unknown_names_are_refused_with_the_known(bad):
   with pytest.raises(ValueError, match=r"=.*is not one of (paper|truncate_)"):
@@ -170,7 +175,11 @@ class StubScorer:
   """Scores every target alike, by whether a BOS stands first."""
 
   def __init__(self, tokenizer, *, with_bos, without):
-    self.model = types.SimpleNamespace(name="stub", tokenizer=tokenizer)
+    self.model = types.SimpleNamespace(
+      name="stub",
+      tokenizer=tokenizer,
+      config=types.SimpleNamespace(max_position=1000),
+    )
     self.levels = {True: with_bos, False: without}
     self.read = []
 
@@ -202,6 +211,13 @@ def test_more_than_a_nat_per_token_is_refused_with_both_numbers(with_bos):
   ):
     protocol.check_bos(scorer, "ab" * 400)
   assert sorted(map(len, scorer.read)) == [513, 514]
+
+
+def test_no_more_is_read_than_the_model_can():
+  scorer = StubScorer(WITH_BOS, with_bos=-5.0, without=-5.0)
+  scorer.model.config.max_position = 300
+  protocol.check_bos(scorer, "ab" * 400)
+  assert sorted(map(len, scorer.read)) == [299, 300]
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,16 @@ def test_a_run_repeats_to_the_bit(scorer, scored):
     np.testing.assert_array_equal(got.short, scored[0][n].short)
 
 
+def test_what_needs_no_pass_passes_through_at_once(scorer):
+  for score in (scorer.score, scorer.score_long):
+    stream = iter(["a", *jobs_of([200]), "b"])
+    first, *others = score(stream)
+    assert first == "a" and "b" in others and len(others) == 2
+    # Before anything that comes later is asked for.
+    stream = iter(["a", *jobs_of([200])])
+    assert next(score(stream)) == "a" and next(stream).key == 200
+
+
 def test_the_long_pass_alone_gives_the_same_bits(scorer, scored):
   alone = by_key(scorer.score_long(jobs_of(LENGTHS)))
   assert alone.keys() == scored[0].keys()

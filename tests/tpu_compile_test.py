@@ -5,10 +5,12 @@ Nothing runs, so this says nothing about values; interpret mode does, in
 model/attention_test.py.
 """
 
+import dataclasses
 import runpy
 
 import jax
 import jax.numpy as jnp
+import published_models
 import pytest
 from command_line import ROOT
 from flax import nnx
@@ -246,3 +248,39 @@ def test_the_step_of_llama2_7b_compiles_at_32k(topology_mesh, variant):
   compiled = train.compile_step(config, model, state, batch)
   assert count_kernels(compiled)
   assert print_memory(f"llama2_7b:{variant}", compiled) < 80 * GIB
+
+
+@pytest.mark.parametrize(
+  ("name", "kernels"),
+  [
+    # Caps, and two windows in the scan.
+    ("gemma-2-2b", 3),
+    # A table for each kind of layer.
+    ("gemma-3-1b-pt", 3),
+    # A table that depends on the length.
+    ("Phi-3-mini-128k-instruct", 2),
+    # The rest are products of groups of rows, each with its own expert.
+    ("Mixtral-8x7B-Instruct-v0.1", 10),
+    ("Qwen3-30B-A3B", 10),
+  ],
+)
+def test_each_kind_of_family_scores_on_eight_chips(mesh, name, kernels):
+  _, config = published_models.read(name)
+  if config.num_kv_heads == 1:
+    # A head is not split.
+    mesh = sharding.make_mesh({"fsdp": 8}, list(mesh.devices.flat))
+  if config.num_experts:
+    # All layers of these do not fit on eight chips.
+    config = dataclasses.replace(config, num_layers=4, windows=(0,) * 4)
+  compiled = compile_pass(
+    abstract_model(config, mesh),
+    "window_pass",
+    (8, 5121),
+    1,
+    short_len=4096,
+    stride=1024,
+  )
+  assert count_kernels(compiled) == kernels
+  memory = compiled.memory_analysis().peak_memory_in_bytes
+  print(f"{name}: {memory / GIB:.2f} GiB a chip")
+  assert memory < 15 * GIB

@@ -34,13 +34,15 @@ _TINY_LENGTH = 200
 _TINY_ROW_STEP = 23
 _TINY = {
   "llama3": dict(
-    rope=RopeConfig(
-      "llama3",
-      500000.0,
-      factor=8.0,
-      low_freq_factor=1.0,
-      high_freq_factor=4.0,
-      original_max_position=64,
+    ropes=(
+      RopeConfig(
+        "llama3",
+        500000.0,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position=64,
+      ),
     )
   ),
   "mistral": dict(model_type="mistral", windows=(16, 16), tied=False),

@@ -38,11 +38,14 @@ class ParameterSource:
   Each tensor is gathered when it is read; the host holds no more than one.
 
   Attributes:
+    path: of nothing: what messages call it.
     config: the facts in the form of a config.json.
     parameters: parameter name -> shape.
     shapes: Hugging Face tensor name -> shape.
     weight_format: e.g. "parameters BF16".
   """
+
+  path = "parameters"
 
   def __init__(self, params: nnx.State, config: ModelConfig):
     """Names the tensors; moves nothing."""

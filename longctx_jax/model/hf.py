@@ -1,7 +1,7 @@
 """Hugging Face checkpoints: tensors, their identity, and the way to parameters.
 
-A source of tensors has `config`, `shapes`, `read(name, index)`, `raw(name)`
-and `weight_format`: `SafetensorsSource`, `gguf.GgufSource`,
+A source of tensors has `path`, `config`, `shapes`, `read(name, index)`,
+`raw(name)` and `weight_format`: `SafetensorsSource`, `gguf.GgufSource`,
 `export.ParameterSource`.
 """
 
@@ -38,6 +38,7 @@ class SafetensorsSource:
   One shard is open at a time: its pages count as memory of the process.
 
   Attributes:
+    path: of the folder.
     config: the parsed config.json.
     shapes: tensor name -> shape; names as in `names.parameter_table`, whatever
       prefix the file gives them.
@@ -53,6 +54,7 @@ class SafetensorsSource:
       ValueError: for quantised tensors, or an index that names others.
     """
     self._folder = pathlib.Path(folder)
+    self.path = str(folder)
     self._file, self._handle = "", None
     path = self._folder / "config.json"
     if not path.is_file():
@@ -192,13 +194,13 @@ class CheckedSource:
   """A source whose tensors are exactly those that the config explains.
 
   Attributes:
-    config, weight_format: of the source.
+    path, config, weight_format: of the source.
     shapes: tensor name -> shape.
     inspector: has seen all that was read.
   """
 
   def __init__(self, source: Any, config: ModelConfig, allow_missing: str = ""):
-    """Compares names and shapes; reads nothing.
+    """Compares names and shapes; reads no weights.
 
     Args:
       source: a source of tensors.
@@ -212,11 +214,14 @@ class CheckedSource:
     """
     shapes = parameter_shapes(config)
     table = names.parameter_table(config, shapes)
-    self.config, self.weight_format = source.config, source.weight_format
+    self.path, self.config = source.path, source.config
+    self.weight_format = source.weight_format
     self.shapes = tensor_shapes(table, shapes)
     self.inspector = inspection.Inspector(config)
     self._source = source
     self._norm = 0.0 if config.norm_plus_one else 1.0
+    for name in filter(_DERIVED.fullmatch, source.shapes):
+      self.inspector.see_frequencies(name, source.read(name))
     self._absent = set(self.shapes) - set(source.shapes)
     extra = {
       name
@@ -239,8 +244,8 @@ class CheckedSource:
     problems = [f"{title}: {_listed(n)}" for title, n in found.items() if n]
     if problems:
       raise ValueError(
-        f"{'; '.join(problems)}. Missing and unexplained ones can be allowed: "
-        "scripts/convert.py --allow_missing PATTERN"
+        f"{self.path}: {'; '.join(problems)}. Missing and unexplained ones can "
+        "be allowed: scripts/convert.py --allow_missing PATTERN"
       )
     for title, excused in (("missing", self._absent), ("ignored", extra)):
       if excused:

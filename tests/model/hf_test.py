@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import struct
 import time
 
@@ -10,11 +11,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import refuses
 from safetensors.numpy import load_file, save_file
 
 from longctx_jax import loading, sharding, testing
 from longctx_jax.model import config as config_lib
-from longctx_jax.model import hf, partition, placement
+from longctx_jax.model import hf, partition, placement, rope
+from longctx_jax.model.rope import RopeConfig
 
 
 @pytest.fixture
@@ -187,7 +190,7 @@ def test_any_stored_dtype_loads_to_any_dtype(folder, mesh, stored, dtype):
 def test_wrong_tensors_are_named(folder, mesh, change, message):
   # cases G1
   edit(folder, change)
-  with pytest.raises(ValueError, match=message):
+  with refuses(message):
     loading.load_model(folder, mesh=mesh)
 
 
@@ -243,6 +246,36 @@ def test_odd_weights_are_called_out(folder, mesh, caplog, name, value, message):
   assert message in caplog.text
 
 
+@pytest.mark.parametrize(
+  "fields,stored_theta,message",
+  [
+    ({}, 1e4, ""),
+    # Stored before scaling, and in half precision.
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 1e4, ""),
+    ({}, 5e5, "rotary_emb.inv_freq: the RoPE table that the checkpoint stores"),
+    (
+      {"max_position_embeddings": 8000},
+      1e4,
+      r"default\(theta 10000\) turns once in 6,283 .* layers that see 8,000",
+    ),
+  ],
+)
+def test_an_odd_rope_table_is_called_out(
+  folder, mesh, caplog, fields, stored_theta, message
+):
+  # cases F3, F7
+  path = folder / "config.json"
+  stored = json.loads(path.read_text())
+  del stored["rope_parameters"]
+  path.write_text(json.dumps(stored | fields))
+  table = RopeConfig("default", stored_theta)
+  frequencies = rope.inverse_frequencies(table, 8).astype(np.float16)
+  name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+  edit(folder, lambda tensors: tensors.update({name: frequencies}))
+  loading.load_model(folder, mesh=mesh)
+  assert re.search(message, caplog.text) if message else not caplog.text
+
+
 def test_usual_weights_are_not_called_out(mesh, caplog):
   # Zero is Gemma's identity, and a bias may be 0.
   for name in ("gemma2", "qwen2"):
@@ -253,14 +286,14 @@ def test_usual_weights_are_not_called_out(mesh, caplog):
       if tensor.endswith(".bias"):
         source.read(tensor)[...] = 0
     hf.load_parameters(source, config, dtype=np.float32, mesh=mesh)
-  assert "look wrong" not in caplog.text
+  assert "looks wrong" not in caplog.text
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder, mesh):
   # cases G8
   config = testing.tiny_config(vocab_size=200)
   testing.RandomSource(config, seed=3).save(folder)
-  with pytest.raises(ValueError, match="ids up to 256, the model 200"):
+  with refuses("ids up to 256, the model 200"):
     loading.load_model(folder, mesh=mesh)
 
 
@@ -325,7 +358,7 @@ def test_quantised_checkpoints_are_refused_by_name(
     fields = json.loads(path.read_text())
     fields["quantization_config"] = {"quant_method": method}
     path.write_text(json.dumps(fields))
-  with pytest.raises(ValueError, match=message):
+  with refuses(message):
     loading.load_model(folder)
 
 
@@ -333,7 +366,7 @@ def test_quantised_checkpoints_are_refused_by_name(
 def test_other_layouts_are_refused_by_name(folder, file):
   # cases G3
   (folder / "model.safetensors").rename(folder / file)
-  with pytest.raises(FileNotFoundError, match=f"{file} is in another layout"):
+  with refuses(kind=FileNotFoundError, message=f"{file} is in another layout"):
     loading.load_model(folder)
 
 

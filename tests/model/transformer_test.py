@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import time
 
 import family_cases
 import jax
@@ -216,10 +217,16 @@ def test_one_block_is_lowered_whatever_the_depth(name):
       return nnx.merge(graphdef, params)(ids)
 
     ids = jax.ShapeDtypeStruct((1, 16), jnp.int32)
-    return len(jax.jit(run).lower(params, ids).as_text())
+    lowered = jax.jit(run).lower(params, ids)
+    start = time.monotonic()
+    lowered.compile()
+    size, seconds = len(lowered.as_text()), time.monotonic() - start
+    print(f"{name}, {num_layers} layers: {size:,} characters, {seconds:.2f} s")
+    return size
 
   # Three layers of Gemma have both kinds already, two of them one kind.
-  assert abs(text(32) / text(3) - 1) < 0.05
+  fewest = 3 if name == "gemma3_text" else 2
+  assert abs(text(32) / text(fewest) - 1) < 0.05
 
 
 def test_inference_does_not_copy_the_stack(mesh):
