@@ -7,7 +7,8 @@ PYTEST := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache \
 FAST := not slow and not torch and not golden and not tpu_compile
 GOLDEN_DIR ?=
 
-.PHONY: demo test test-slow test-parity test-golden test-latest lint bench clean
+.PHONY: demo test test-slow test-parity test-golden test-latest
+.PHONY: test-tpu-compile lint bench clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py --workdir runs/demo --overwrite
@@ -25,6 +26,10 @@ test-parity: .venv-parity/ready
 # Against stored reference values: make test-golden GOLDEN_DIR=folder
 test-golden: .venv/ready
 	$(PYTEST) -q -m golden --golden_dir=$(GOLDEN_DIR)
+
+# Whole programs compiled for TPU, with memory per device; no TPU is needed.
+test-tpu-compile: .venv-tpu/ready
+	$(subst $(BIN),.venv-tpu/bin,$(PYTEST)) -s -m tpu_compile
 
 # With the newest JAX and Flax that a newer Python gets.
 test-latest: .venv-latest/ready
@@ -58,5 +63,11 @@ bench: .venv/ready .venv-parity/ready
 	.venv-latest/bin/pip install -q --no-deps -r requirements-demo.txt
 	touch $@
 
+.venv-tpu/ready: requirements.txt requirements-dev.txt
+	$(PYTHON) -m venv .venv-tpu
+	.venv-tpu/bin/pip install -q "jax[tpu]" -r requirements.txt \
+	  -r requirements-dev.txt
+	touch $@
+
 clean:
-	rm -rf .venv .venv-parity .venv-latest .jax_cache runs
+	rm -rf .venv .venv-parity .venv-latest .venv-tpu .jax_cache runs

@@ -161,6 +161,7 @@ def run(
   verbs: Collection[str] = (),
   words: Collection[str] = (),
   platform: str = "",
+  before: Callable[[], None] = lambda: None,
 ) -> None:
   """Runs a script: a user's error is one line and exit status 2.
 
@@ -170,9 +171,10 @@ def run(
     words: what the others are, for the message.
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
+    before: runs before any device is used.
   """
   app.run(
-    lambda argv: _run(lambda: main(*argv[1:]), platform),
+    lambda argv: _run(lambda: main(*argv[1:]), platform, before),
     flags_parser=lambda argv: _parse(argv, verbs, words),
   )
 
@@ -207,7 +209,7 @@ def _fail(error):
   sys.exit(2)
 
 
-def _run(main, platform):
+def _run(main, platform, before):
   logging.set_verbosity(logging.INFO)
   # JAX reports each backend that is not there.
   py_logging.getLogger("jax").setLevel(py_logging.WARNING)
@@ -216,6 +218,7 @@ def _run(main, platform):
   logging.get_absl_handler().setFormatter(None)
   logging.get_absl_handler().addFilter(_is_ours_or_urgent)
   try:
+    before()
     _start_device(PLATFORM.value or platform)
     main()
   except (ValueError, OSError) as error:

@@ -30,6 +30,7 @@ from longctx_jax.key_token_store import KeyTokenStore
 from longctx_jax.loading import LoadedModel
 from longctx_jax.progress import Progress
 from longctx_jax.results import LongPplResult
+from longctx_jax.settings import OtherSettings
 
 _SLICES = "slices:"
 _FAILED = "failed: "
@@ -199,7 +200,7 @@ def _guarded(name, run, store, workdir):
   try:
     result = run()
     result_files.write_result(workdir, result)
-  except result_files.OtherSettings:
+  except OtherSettings:
     # A row would take the place of the results that are there.
     raise
   except Exception as error:  # noqa: BLE001  whatever a model does, go on

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from longctx_jax import settings
 from longctx_jax.evaluation import Evaluated
 from longctx_jax.results import DocumentResult, LongPplResult
 
@@ -84,10 +85,6 @@ def write_tokens(
   _replace(path, lambda temporary: pq.write_table(table, temporary))
 
 
-class OtherSettings(ValueError):
-  """Results in a workdir were made with other settings."""
-
-
 class Ledger:
   """Documents of one model that are done: a line each, appended at once.
 
@@ -97,13 +94,15 @@ class Ledger:
     done: doc_id -> result.
   """
 
-  def __init__(self, path: pathlib.Path, settings: dict[str, Any]):
+  def __init__(self, path: pathlib.Path, made_with: dict[str, Any]):
     self.done: dict[str, DocumentResult] = {}
     self._path = path
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith("\n")]
     if whole:
-      _require_same(json.loads(whole[0]), settings, path)
+      settings.require_same(
+        _comparable(json.loads(whole[0])), _comparable(made_with), where=path
+      )
       for line in whole[1:]:
         fields = json.loads(line)
         fields["region_nll_sums"] = tuple(fields["region_nll_sums"])
@@ -111,7 +110,7 @@ class Ledger:
         result = DocumentResult(**fields)
         self.done[result.doc_id] = result
     else:
-      whole = [json.dumps(settings) + "\n"]
+      whole = [json.dumps(made_with) + "\n"]
     _replace(path, lambda temporary: temporary.write_text("".join(whole)))
     self._file = path.open("a")
 
@@ -130,43 +129,26 @@ class Ledger:
 def open_ledger(
   workdir: str | pathlib.Path,
   name: str,
-  settings: dict[str, Any],
+  made_with: dict[str, Any],
   *,
   overwrite: bool,
 ) -> Ledger:
   """Opens `workdir`/documents/<name>.jsonl, or goes on with it.
 
   Raises:
-    OtherSettings: it was made with other settings; each field that differs is
-      named. `overwrite` starts anew.
+    settings.OtherSettings: it was made with others; each field that differs
+      is named. `overwrite` starts anew.
   """
   path = _folder(workdir, "documents") / f"{name}.jsonl"
   if overwrite:
     path.unlink(missing_ok=True)
-  return Ledger(path, json.loads(json.dumps(settings, allow_nan=False)))
+  return Ledger(path, json.loads(json.dumps(made_with, allow_nan=False)))
 
 
-def _require_same(stored, settings, path):
-  def flat(fields, prefix=""):
-    out = {}
-    for name, value in fields.items():
-      if isinstance(value, dict):
-        out |= flat(value, f"{prefix}{name}.")
-      else:
-        out[prefix + name] = value
-    return out
-
-  stored, settings = flat(stored), flat(settings)
-  different = [
-    f"{name} was {stored.get(name)!r} and is {settings.get(name)!r}"
-    for name in sorted({*stored, *settings})
-    if ".versions." not in name and stored.get(name) != settings.get(name)
-  ]
-  if different:
-    raise OtherSettings(
-      f"{path} holds results made with other settings: "
-      f"{'; '.join(different)}. Take another --workdir, or --overwrite"
-    )
+def _comparable(made_with):
+  """Settings by name, without the versions that key tokens were made with."""
+  flat = settings.flatten(made_with)
+  return {name: flat[name] for name in flat if ".versions." not in name}
 
 
 def _folder(workdir, *parts):

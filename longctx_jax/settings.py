@@ -7,6 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
+class OtherSettings(ValueError):
+  """What lies in a workdir was made with other settings."""
+
+
 def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   """Dotted name -> value of nested fields, as JSON gives the values back."""
   return {
@@ -23,9 +27,9 @@ def _walk(fields, prefix) -> Iterator[tuple[str, Any]]:
 
 
 def require_same(
-  stored: Mapping[str, Any], current: Mapping[str, Any], *, where: str
+  stored: Mapping[str, Any], current: Mapping[str, Any], *, where: object
 ) -> None:
-  """Raises ValueError where two runs differ; each field is named.
+  """Raises OtherSettings where two runs differ; each field is named.
 
   Args:
     stored: settings of the run that is there.
@@ -42,7 +46,7 @@ def require_same(
     or stored[name] != current[name]
   ]
   if different:
-    raise ValueError(
+    raise OtherSettings(
       f"{where} holds a run with other settings: {'; '.join(different)}. Take "
       "another --workdir, or --overwrite"
     )

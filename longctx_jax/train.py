@@ -39,6 +39,7 @@ from longctx_jax import (
 )
 from longctx_jax.loading import LoadedModel
 from longctx_jax.model import attention, export
+from longctx_jax.preemption import STATUS, Preemption
 from longctx_jax.progress import StepClock
 from longctx_jax.train_state import TrainState
 
@@ -57,7 +58,9 @@ def compile_step(
   dtype = train_config.compute_dtype(config)
   backend = config.model.backend
   if backend == "auto":
-    backend = attention.choose_backend(model.config, dtype=dtype.name)
+    backend = attention.choose_backend(
+      model.config, dtype=dtype.name, packed=config.data.packing
+    )
   step = train_step.make_train_step(
     model,
     optimizer.make_optimizer(
@@ -158,6 +161,7 @@ def train(
     ValueError: settings that no run can have, a workdir of another run, or a
       model that could not be exported; before the first step.
     reporter.Diverged: a loss that is not finite; the last checkpoint is good.
+    SystemExit: SIGTERM came, and the state was saved.
   """
   train_config.check_config(config)
   workdir = pathlib.Path(workdir)
@@ -178,9 +182,14 @@ def train(
     log = metric_log.MetricLog(
       workdir, after=run.step, writes=jax.process_index() == 0
     )
-    with contextlib.closing(log):
-      _loop(config, run, saved, log)
+    with contextlib.closing(log), Preemption() as preemption:
+      _loop(config, run, saved, log, preemption)
     saved.wait()
+    if run.step < config.optimizer.steps:
+      logging.warning(
+        "told to end: saved after step %d; the same command goes on", run.step
+      )
+      raise SystemExit(STATUS)
     _export(config, run, workdir)
   return run.model_now()
 
@@ -224,7 +233,7 @@ def _start(config, saved, workdir):
     model = dataclasses.replace(model, params=shapes)
   pipeline = data.open_training_data(
     train_config.data_config(config, workdir),
-    None if config.data.ids_column else model.tokenizer,
+    _tokenizer(config, model),
     with_lengths=bool(model.config.rope_by_length),
   )
   if pipeline.num_steps < config.optimizer.steps:
@@ -237,8 +246,17 @@ def _start(config, saved, workdir):
   return _Run(model, state, iterator, step)
 
 
-def _loop(config, run, saved, log):
-  """Steps up to the last; sums are read after the next step is dispatched."""
+def _tokenizer(config, model):
+  """Token ids need none, unless weights are to be put onto their text."""
+  ids_alone = config.data.ids_column and not config.data.key_tokens
+  return None if ids_alone else model.tokenizer
+
+
+def _loop(config, run, saved, log, preemption):
+  """Steps up to the last, or to a preemption.
+
+  Sums are read after the next step is dispatched.
+  """
   total, every = config.optimizer.steps, config.eval.log_every
   identity = train_config.identity(config)
   examine = _examiner(config, run, log)
@@ -268,13 +286,15 @@ def _loop(config, run, saved, log):
     if len(report.pending) == every:
       report.report()
     report.pending.append((run.step, sums))
-    saves = run.step % config.checkpoint.every == 0 or run.step == total
+    due = preemption.is_due(run.step)
+    ends = due or run.step == total
+    saves = run.step % config.checkpoint.every == 0 or ends
     examines = config.eval.every and run.step % config.eval.every == 0
-    if saves or examines or run.step == total:
+    if saves or examines:
       # Nothing is kept that was not seen to be finite.
       report.report()
       with clock.pause():
-        if examines or run.step == total:
+        if (examines or ends) and not due:
           examine(run)
         # Last, so that a checkpoint has all rows up to its step.
         if saves:
@@ -284,6 +304,8 @@ def _loop(config, run, saved, log):
             data=run.iterator.get_state(),
             settings=identity,
           )
+    if due:
+      return
 
 
 def _utilisation(config, model):

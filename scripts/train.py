@@ -12,7 +12,7 @@ workdir by --key_tokens.
 
 from absl import flags
 
-from longctx_jax import commands, retrieval, train
+from longctx_jax import commands, distributed, retrieval, train
 
 _CONFIG = commands.define_config("llama2_7b.py")
 _WORKDIR = flags.DEFINE_string(
@@ -22,6 +22,9 @@ _MODEL = flags.DEFINE_string("model", None, "folder, hub id or .gguf file")
 _DATA = flags.DEFINE_multi_string("data", None, "file, folder, glob or URL")
 _TEXT = flags.DEFINE_string("text_column", None, "column of the text")
 _KEYS = flags.DEFINE_string("key_tokens", None, "scored workdir: weights")
+_JOIN = flags.DEFINE_string(
+  "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
+)
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
 
 
@@ -48,4 +51,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main)
+  commands.run(main, before=lambda: distributed.join(_JOIN.value))

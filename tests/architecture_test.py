@@ -9,20 +9,23 @@ from command_line import ROOT
 
 # Lowest first; within a layer an import points to the left.
 LAYERS = (
-  "windows spans batching tables",
+  "windows spans batching tables settings rows packing",
   "sharding log_probs contrast losses metrics correlations",
   "model.allow_list model.families model.rope model.rope_schema model.config "
   "model.rope_override model.names model.blockwise model.splash model.cudnn "
   "model.attention model.layers model.moe model.transformer model.partition",
   "model.inspection model.placement model.hf model.gguf_header "
   "model.gguf_config model.gguf model.gguf_tokenizer model.assets "
-  "model.export model.orbax_folder hub pieces tokenizer corpus_files corpus "
-  "key_tokens key_token_parts key_token_store key_token_slices loading "
-  "testing",
-  "scoring protocol",
+  "model.export model.orbax_folder hub pieces tokenizer corpus_files "
+  "tfds_files corpus chunks token_cache key_tokens key_token_parts "
+  "key_token_store key_token_slices loading testing",
+  "scoring protocol flops metric_log optimizer checkpoint train_state "
+  "train_step stored_weights data retrieval_data retrieval_model",
   "finding results evaluation longppl",
   "convert progress score result_files foreign_log_probs evaluate comparison "
-  "svg heatmap report demo controls govreport slice_check commands",
+  "svg heatmap report demo controls govreport slice_check distributed "
+  "preemption reporter held_out train_config train retrieval_passes "
+  "retrieval_starts retrieval_report retrieval commands",
 )
 ORDER = [name for layer in LAYERS for name in layer.split()]
 # What the lower layers do without: they are arithmetic.
@@ -50,7 +53,8 @@ TEXTS = [
   )
   for path in sorted(ROOT.glob(pattern))
   if path.is_file() and "__pycache__" not in path.parts and path.suffix not in
-  (".npz", ".png", ".pyc", ".parquet") and path.name != "architecture_test.py"
+  (".npz", ".png", ".pyc", ".parquet") and path.name not in
+  ("architecture_test.py", ".git")
 ]  # fmt: skip
 
 
@@ -150,8 +154,8 @@ def test_every_public_name_has_a_docstring(name):
 
 
 def test_one_place_compiles():
-  """The scorer; `choose_backend`, which runs a backend to check it; and what
-  moves parameters to the devices and back.
+  """Scorer and training; `choose_backend`, which runs a backend to check it;
+  and what makes parameters, and moves them to the devices and back.
   """
   for name, path in PATHS.items():
     used = {
@@ -159,8 +163,10 @@ def test_one_place_compiles():
       for node in ast.walk(tree(path))
       if isinstance(node, ast.Attribute)
     } | {full.rpartition(".")[2] for full in imported(path)}
-    compiles = "scoring model.attention model.placement model.export".split()
-    assert name in compiles or not used & {"jit", "pjit", "pmap"}, name
+    compiles = (
+      "scoring model.attention model.placement model.export train train_state"
+    )
+    assert name in compiles.split() or not used & {"jit", "pjit", "pmap"}, name
 
 
 def test_the_library_does_not_print():

@@ -8,6 +8,7 @@ import pytest
 
 from longctx_jax import result_files
 from longctx_jax.results import DocumentResult, summarise
+from longctx_jax.settings import OtherSettings
 
 SETTINGS = {
   "model": {"checksum": "a1", "dtype": "float32"},
@@ -80,9 +81,12 @@ def test_a_torn_last_line_costs_its_document_alone(tmp_path):
   [
     ({"per_token": True}, "per_token was False and is True"),
     ({"model": {"checksum": "b2"}}, r"model\.checksum was 'a1' and is 'b2'"),
-    ({"model": {"checksum": "a1"}}, r"model\.dtype was 'float32' and is None"),
+    (
+      {"model": {"checksum": "a1"}},
+      r"model\.dtype was 'float32' and is not there",
+    ),
     ({"keys": {"alpha": 1}}, r"keys\.alpha was 2\.0 and is 1"),
-    ({"over_length": "skip"}, "over_length was None and is 'skip'"),
+    ({"over_length": "skip"}, "over_length was not there and is 'skip'"),
   ],
 )
 def test_other_settings_are_refused_by_field_and_kept(
@@ -90,7 +94,7 @@ def test_other_settings_are_refused_by_field_and_kept(
 ):
   path = write_ledger(tmp_path)
   before = path.read_bytes()
-  with pytest.raises(result_files.OtherSettings, match=message):
+  with pytest.raises(OtherSettings, match=message):
     open_ledger(tmp_path, SETTINGS | changes)
   assert path.read_bytes() == before
   ledger = open_ledger(tmp_path, SETTINGS | changes, overwrite=True)

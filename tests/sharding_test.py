@@ -42,8 +42,8 @@ def test_rules_are_strict():
 def test_constrain_follows_the_mesh_and_not_the_platform():
   x = jnp.zeros((8, 2))
   assert sharding.constrain(x, "fsdp", None) is x
-  assert sharding.axis_size("fsdp") == 1
+  assert sharding.axis_size("fsdp") == sharding.batch_axis_size() == 1
   with jax.set_mesh(sharding.make_mesh({"fsdp": -1})):
-    assert sharding.axis_size("fsdp") == 8
+    assert sharding.axis_size("fsdp") == sharding.batch_axis_size() == 8
     out = jax.jit(lambda x: sharding.constrain(x, "fsdp", None))(x)
     assert out.sharding.spec == P("fsdp")

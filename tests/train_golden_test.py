@@ -5,8 +5,8 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from train_batches import keep_gradient, make_batch
 
 import longctx_jax as lc
 from longctx_jax import (
@@ -15,7 +15,6 @@ from longctx_jax import (
   scoring,
   train_state,
   train_step,
-  windows,
 )
 from longctx_jax.model import hf
 
@@ -41,28 +40,6 @@ def model(mesh):
   return lc.load_model(demo.embedded_model(), mesh=mesh, dtype=jnp.float32)
 
 
-def keep_gradient():
-  """An optimizer whose state is the last gradient."""
-  return optax.GradientTransformation(
-    lambda params: jax.tree.map(jnp.zeros_like, params),
-    lambda grads, state, params: (jax.tree.map(jnp.zeros_like, grads), grads),
-  )
-
-
-def make_batch(ids):
-  plan = windows.plan_windows(len(ids), short_len=K, stride=D)
-  inputs, targets = windows.align(ids.astype(np.int32))
-  batch = {
-    "inputs": inputs,
-    "targets": targets,
-    "loss_mask": np.ones(len(targets), np.float32),
-    "window_start": plan.start[1:].astype(np.int32),
-    "score_start": plan.score_start[1:].astype(np.int32),
-    "score_end": plan.score_end[1:].astype(np.int32),
-  }
-  return {name: value[None] for name, value in batch.items()}
-
-
 @pytest.mark.parametrize(
   ("name", "weights"), [("train_ce", "none"), ("train_longce", "live")]
 )
@@ -79,7 +56,9 @@ def test_a_step_has_the_references_loss_and_gradient(
     model, keep_gradient(), loss, compute_dtype=jnp.float32
   )
   state = train_state.create(model, keep_gradient())
-  batch = make_batch(stored["input_ids"])
+  batch = make_batch(
+    [[stored["input_ids"]]], seq_len=2047, short_len=K, stride=D
+  )
   state, sums = jax.jit(step)(state, batch)
   np.testing.assert_allclose(
     sums["weighted_nll"] / sums["targets"], facts["loss"], rtol=1e-4

@@ -5,12 +5,12 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from command_line import ROOT
+from train_batches import keep_gradient, make_batch
 
 import longctx_jax as lc
-from longctx_jax import testing, train_state, train_step, windows
+from longctx_jax import testing, train_state, train_step
 from longctx_jax.model import export
 from longctx_jax.model.rope import RopeConfig
 
@@ -29,28 +29,6 @@ CONFIGS = {
     tied=False, ropes=(RopeConfig("linear", 10000.0, factor=4.0),)
   ),
 }
-
-
-def keep_gradient():
-  """An optimizer whose state is the last gradient."""
-  return optax.GradientTransformation(
-    lambda params: jax.tree.map(jnp.zeros_like, params),
-    lambda grads, state, params: (jax.tree.map(jnp.zeros_like, grads), grads),
-  )
-
-
-def make_batch(ids):
-  plan = windows.plan_windows(len(ids), short_len=K, stride=D)
-  inputs, targets = windows.align(ids)
-  batch = {
-    "inputs": inputs,
-    "targets": targets,
-    "loss_mask": np.ones(len(targets), np.float32),
-    "window_start": plan.start[1:].astype(np.int32),
-    "score_start": plan.score_start[1:].astype(np.int32),
-    "score_end": plan.score_end[1:].astype(np.int32),
-  }
-  return {name: value[None] for name, value in batch.items()}
 
 
 @pytest.mark.parametrize("weights", ["none", "live"])
@@ -80,7 +58,7 @@ def test_loss_and_gradients_are_those_of_the_reference(
   state = train_state.create(ours, keep_gradient())
   placed = train_state.shardings(state, ours.config, mesh)
   state, sums = jax.jit(step, out_shardings=(placed, None))(
-    state, make_batch(ids)
+    state, make_batch([[ids]], seq_len=N - 1, short_len=K, stride=D)
   )
   np.testing.assert_allclose(
     sums["weighted_nll"] / sums["targets"], expected.item(), rtol=1e-5

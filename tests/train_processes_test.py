@@ -11,7 +11,11 @@ import sys
 
 import numpy as np
 import pytest
-from command_line import environment
+import tiny_training
+from command_line import ROOT, environment
+from safetensors.numpy import load_file
+
+from longctx_jax import metric_log
 
 _DEVICES = 4  # in all
 
@@ -90,14 +94,13 @@ def start(process, count, port, out):
   )
 
 
-@pytest.mark.slow
-def test_two_processes_take_the_step_of_one(tmp_path):
-  # cases H3, H4
+def free_port():
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-  running = [start(i, 2, port, tmp_path / "two.npz") for i in range(2)]
-  running.append(start(0, 1, port, tmp_path / "one.npz"))
+    return free.getsockname()[1]
+
+
+def finish(running):
   try:
     for process in running:
       out, _ = process.communicate(timeout=240)
@@ -105,12 +108,65 @@ def test_two_processes_take_the_step_of_one(tmp_path):
   finally:
     for process in running:
       process.kill()
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_step_of_one(tmp_path):
+  # cases H3, H4
+  port = free_port()
+  running = [start(i, 2, port, tmp_path / "two.npz") for i in range(2)]
+  running.append(start(0, 1, port, tmp_path / "one.npz"))
+  finish(running)
   one, two = (dict(np.load(tmp_path / f"{n}.npz")) for n in ("one", "two"))
   assert one.keys() == two.keys() and one["scored"] > 20
   for name, value in one.items():
     np.testing.assert_allclose(
       two[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name
     )
+
+
+@pytest.mark.slow
+def test_two_processes_run_the_whole_program(tmp_path):
+  """Cases H4, H5: data, steps, checkpoints and the one export."""
+  config = tiny_training.make_config(tmp_path)
+
+  def start(workdir, devices, join):
+    command = [
+      sys.executable, ROOT / "scripts" / "train.py",
+      f"--config={ROOT / 'configs' / 'tiny.py'}",
+      f"--model={config.model.path}",
+      f"--data={config.data.sources[0]}",
+      f"--workdir={tmp_path / workdir}",
+      "--config.data.seq_len=96", "--config.optimizer.steps=6",
+      "--compilation_cache=", *join,
+    ]  # fmt: skip
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+      command,
+      env=environment(tmp_path, XLA_FLAGS=flags),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+
+  address = f"127.0.0.1:{free_port()}"
+  running = [
+    start("two", 2, [f"--distributed={address},2,{i}"]) for i in range(2)
+  ]
+  running.append(start("one", 4, []))
+  finish(running)
+  one, two = (
+    load_file(tmp_path / name / "export" / "model.safetensors")
+    for name in ("one", "two")
+  )
+  assert one.keys() == two.keys()
+  for name, value in one.items():
+    np.testing.assert_allclose(two[name], value, rtol=0, atol=1e-5)
+  losses = [
+    [row["loss"] for row in metric_log.read_metrics(tmp_path / name)]
+    for name in ("one", "two")
+  ]
+  np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A training run: rows, resume, other meshes, evaluation, its end."""
 
 import json
+import signal
 
 import jax
 import numpy as np
@@ -92,6 +93,34 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(
     with pytest.raises(Preempted):
       train.train(make_config(folder), workdir=tmp_path)
   assert rows_of(tmp_path)[-1]["step"] >= 4
+  model = train.train(make_config(folder), workdir=tmp_path)
+  for name, array in values(model).items():
+    np.testing.assert_array_equal(array, values(whole[0])[name], err_msg=name)
+  assert rows_of(tmp_path) == rows_of(whole[1])
+
+
+def test_a_run_that_is_told_to_end_saves_first(
+  folder, whole, tmp_path, monkeypatch
+):
+  """At a step between two checkpoints; nothing is run again."""
+  use_devices(monkeypatch, 1)
+  before = signal.getsignal(signal.SIGTERM)
+  take = data.BatchIterator.__next__
+
+  def taken(self):
+    if self.get_state()["step"] == 5:
+      signal.raise_signal(signal.SIGTERM)
+    return take(self)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(data.BatchIterator, "__next__", taken)
+    with pytest.raises(SystemExit) as caught:
+      train.train(make_config(folder), workdir=tmp_path)
+  assert caught.value.code == 143
+  assert signal.getsignal(signal.SIGTERM) is before
+  assert (tmp_path / "checkpoints" / "6").is_dir()
+  assert not (tmp_path / "export").exists()
+  assert rows_of(tmp_path)[-1]["step"] == 6
   model = train.train(make_config(folder), workdir=tmp_path)
   for name, array in values(model).items():
     np.testing.assert_array_equal(array, values(whole[0])[name], err_msg=name)

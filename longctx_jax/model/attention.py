@@ -118,7 +118,9 @@ _FUNCTIONS = {
 
 
 @functools.cache
-def choose_backend(config: ModelConfig, *, dtype: Any) -> str:
+def choose_backend(
+  config: ModelConfig, *, dtype: Any, packed: bool = False
+) -> str:
   """The backend of this machine for a model, checked by running it once.
 
   "splash" on TPU; "cudnn" on GPU where it can do the model's attention; else,
@@ -127,9 +129,10 @@ def choose_backend(config: ModelConfig, *, dtype: Any) -> str:
   Args:
     config: the model; its head sizes, windows, sink and cap decide.
     dtype: of the activations.
+    packed: whether rows hold several documents.
   """
   backend = {"tpu": "splash", "gpu": "cudnn"}.get(jax.default_backend())
-  cudnn_can = not (config.sink_len or config.attention_softcap)
+  cudnn_can = not (config.sink_len or config.attention_softcap or packed)
   cudnn_can &= jnp.dtype(dtype).name in CUDNN_DTYPES
   if backend is None or (backend == "cudnn" and not cudnn_can):
     return "blockwise"

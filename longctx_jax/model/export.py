@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -124,6 +125,11 @@ def write_folder(
   dtype = np.dtype(dtype)
   fields = assets.config_fields(config, dtype=dtype.name, origin=origin)
   shards = plan_shards(source.shapes, dtype, max_shard_bytes)
+  if jax.process_index():
+    # It takes all processes to gather a tensor, and one to write it.
+    for name in itertools.chain.from_iterable(shards):
+      source.read(name)
+    return
   with assets.new_folder(folder) as part:
     assets.write_assets(part, fields, origin)
     files = {

@@ -341,6 +341,8 @@ def test_the_self_check_passes_splash():
     ("gpu", "float32", {}, "blockwise"),
     ("gpu", "float16", {"sink_len": 2}, "blockwise"),
     ("gpu", "bfloat16", {"attention_softcap": 9.0}, "blockwise"),
+    ("gpu", "bfloat16", {"packed": True}, "blockwise"),
+    ("tpu", "bfloat16", {"packed": True}, "splash"),
   ],
 )
 @pytest.mark.parametrize("broken", [False, True])
@@ -359,8 +361,10 @@ def test_the_choice_follows_platform_and_self_check(
     "warning",
     lambda line, *args: warnings.append(line % args),
   )
+  changes = {"packed": False} | changes
+  packed = changes.pop("packed")
   config = testing.tiny_config(windows=(7, 7), **changes)
-  got = attention.choose_backend.__wrapped__(config, dtype=dtype)
+  got = attention.choose_backend.__wrapped__(config, dtype=dtype, packed=packed)
   if broken and expected != "blockwise":
     assert got == "blockwise"
     assert len(warnings) == 1
