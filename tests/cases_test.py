@@ -2,8 +2,8 @@
 
 The rows are those of the survey of what users of long-context evaluation get
 bitten by: A tokenizers, offsets and BOS; B formats; C short, empty and odd
-texts; D precision; F RoPE and configs; G checkpoints; J protocol and
-reproducibility; L usability.
+texts; D precision; F RoPE and configs; G checkpoints; H sharding and
+resume; I training; J protocol and reproducibility; L usability.
 """
 
 import ast
@@ -13,9 +13,13 @@ import pathlib
 import pytest
 
 TESTS = pathlib.Path(__file__).parent
-ROWS = {"A": 14, "B": 7, "C": 9, "D": 8, "F": 9, "G": 9, "J": 10, "L": 7}
-# Chat prompts and generated benchmarks, which there are none of here.
-OUTSIDE = {"A12", "B3", "B4", "J7", "J8"}
+ROWS = {
+  "A": 14, "B": 7, "C": 9, "D": 8, "F": 9, "G": 9, "H": 9, "I": 9, "J": 10,
+  "L": 7,
+}  # fmt: skip
+# Chat prompts and generated benchmarks, which there are none of here; H8, the
+# context axis, which nothing is split over yet.
+OUTSIDE = {"A12", "B3", "B4", "H8", "J7", "J8"}
 
 CASES = {
   "A1": """
@@ -209,6 +213,66 @@ CASES = {
     model/export_test::test_shards_keep_to_their_size_and_are_indexed
     model/gguf_test::test_the_tokenizer_can_be_written_as_files
     export_parity_test::test_an_exported_folder_has_our_logits_in_transformers""",
+  "H1": """
+    checkpoint_test::test_eight_devices_write_what_any_number_reads
+    convert_test::test_eight_devices_write_and_any_number_reads
+    model/hf_test::test_slow_reading_says_that_it_goes_on""",
+  "H2": "checkpoint_test::test_eight_devices_write_what_any_number_reads",
+  "H3": """
+    scoring_test::test_devices_change_nothing
+    train_step_test::test_every_mesh_has_the_loss_and_gradients_of_one_device
+    train_processes_test::test_two_processes_take_the_step_of_one""",
+  "H4": """
+    distributed_test::test_one_process_joins_nobody
+    distributed_test::test_processes_that_do_not_come_are_reported
+    train_processes_test::test_two_processes_run_the_whole_program""",
+  "H5": """
+    data_test::test_resuming_is_exact_on_any_number_of_processes
+    train_test::test_a_run_that_goes_on_elsewhere_ends_alike
+    train_test::test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit
+    train_kill_test::test_kill_9_loses_at_most_the_last_interval""",
+  "H6": """
+    data_test::test_a_step_is_all_of_its_accumulated_parts
+    train_step_test::test_accumulation_pools_what_parts_of_unequal_size_sum_to""",
+  "H7": """
+    train_state_test::test_the_start_does_not_depend_on_the_mesh
+    train_step_test::test_every_mesh_has_the_loss_and_gradients_of_one_device""",
+  "H9": "checkpoint_test::test_twenty_saves_leave_no_memory_behind",
+  "I1": """
+    rows_test::test_a_packed_row_holds_each_document_whole_and_once
+    rows_test::test_padding_is_known_by_its_position_and_not_by_its_id
+    data_test::test_an_epoch_trains_on_each_chunk_once
+    train_step_test::test_what_stands_in_the_padding_changes_nothing""",
+  "I2": "rows_test::test_padding_is_known_by_its_position_and_not_by_its_id",
+  "I3": """
+    rows_test::test_padding_is_known_by_its_position_and_not_by_its_id
+    train_step_test::test_what_stands_in_the_padding_changes_nothing""",
+  "I4": """
+    model/transformer_test::test_packed_documents_equal_separate_ones
+    rows_test::test_one_document_changes_nothing_of_its_neighbours
+    train_step_test::test_packed_documents_train_as_separate_ones
+    train_step_test::test_a_document_does_not_feel_another_in_its_row""",
+  "I5": """
+    rows_test::test_a_packed_row_holds_each_document_whole_and_once
+    train_step_test::test_packed_documents_train_as_separate_ones""",
+  "I6": """
+    rows_test::test_windows_of_a_row_are_those_of_its_documents
+    rows_test::test_targets_with_a_short_context_have_that_much_of_their_own_text
+    train_step_test::test_packed_documents_train_as_separate_ones
+    train_step_test::test_a_document_does_not_feel_another_in_its_row""",
+  "I7": """
+    train_step_test::test_accumulation_pools_what_parts_of_unequal_size_sum_to
+    metric_log_test::test_steps_are_pooled_and_never_a_mean_of_means""",
+  "I8": """
+    losses_test::test_fused_equals_the_plain_composition
+    losses_test::test_fused_on_a_mesh_equals_fused_on_one_device
+    losses_test::test_weight_zero_contributes_exactly_nothing
+    train_step_test::test_stored_weights_multiply_each_targets_gradient""",
+  "I9": """
+    configs_test::test_every_field_is_read_by_the_package
+    train_step_test::test_each_field_does_what_it_says
+    train_step_test::test_the_loss_is_that_of_the_definition
+    train_step_test::test_clipping_clips""",
   "J1": """
     windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
     scoring_test::test_scores_are_the_papers
