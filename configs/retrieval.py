@@ -5,10 +5,10 @@ Purpose: a model that retrieves at 64 tokens is fine-tuned at 256, where its
   positions, true labels, a weight floor, and an evaluator's stored weights.
 Command: python scripts/train.py --config configs/retrieval.py \
     --workdir runs/retrieval
-Hardware: 2 CPU cores, 4 to 8 minutes.
-Expected: exact match at 50 / 100 / 200 steps CE .20 / .42 / .82, LongCE .56 /
-  .81 / .94, stored hard weights .62 / .84 at 50 / 100 (scratch runs of another
-  implementation); LongCE at least 15 points above CE at step 50 in every seed.
+Hardware: 2 CPU cores, about 5 minutes.
+Expected (docs/results.md): exact match at 50 / 100 / 200 steps CE .27 / .67 /
+  .92, LongCE .65 / .87 / .94, stored hard weights .70 / .90 / .94; LongCE at
+  least 15 points above CE at step 50 in every seed.
 """
 
 from ml_collections import ConfigDict

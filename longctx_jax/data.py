@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +28,6 @@ from longctx_jax import (
   windows,
 )
 from longctx_jax import rows as rows_lib
-from longctx_jax.key_token_store import KeyTokenStore
 from longctx_jax.stored_weights import StoredWeights
 from longctx_jax.token_cache import TokenCache
 from longctx_jax.tokenizer import TextTokenizer
@@ -293,7 +291,7 @@ def open_training_data(
   weights = None
   if config.key_tokens:
     weights = stored_weights.open_weights(
-      _read_store(config.key_tokens),
+      key_token_store.read_store(config.key_tokens),
       {cache.doc_ids[chunk]: cache.hashes[chunk] for chunk in kept},
       form=config.stored_form,
       chunk_len=config.seq_len,
@@ -325,13 +323,6 @@ def open_training_data(
     _process=(process_index, process_count),
     _digest=_digest(cache, kept),
   )
-
-
-def _read_store(path: str) -> KeyTokenStore:
-  """The store of a scored workdir, or in the folder itself."""
-  folder = pathlib.Path(path)
-  nested = folder / "key_tokens"
-  return key_token_store.read_store(nested if nested.is_dir() else folder)
 
 
 def _plan_rows(

@@ -67,9 +67,7 @@ def open_keys(
     folder = config.key_tokens.removeprefix(_SLICES)
     store = key_token_slices.read_slice_store(folder, corpus)
   else:
-    folder = pathlib.Path(config.key_tokens)
-    nested = folder / "key_tokens"
-    store = key_token_store.read_store(nested if nested.is_dir() else folder)
+    store = key_token_store.read_store(config.key_tokens)
   different = [
     f"{name} is {store.manifest[name]!r} there and {value!r} here"
     for name, value in named.items()

@@ -84,22 +84,21 @@ def heatmap_documents(
   Raises:
     ValueError: other texts than those that were scored.
   """
-  nested = Path(keys) / "key_tokens"
-  folder = nested if nested.is_dir() else Path(keys)
   if not sources:
     logging.info("no heat maps: name the texts that were scored with --data")
     return []
-  if not (folder / "manifest.json").exists():
+  try:
+    store = key_token_store.read_store(keys)
+  except FileNotFoundError:
     logging.info(
       "no heat maps: %s holds no key-token store; name one with --keys", keys
     )
     return []
-  store = key_token_store.read_store(folder)
   if store.manifest["detail"] != "tokens":
     logging.info(
       "no heat maps: %s holds no log-probs of all tokens; score with "
       "--detail tokens",
-      folder,
+      keys,
     )
     return []
   if thresholds:

@@ -198,11 +198,16 @@ def open_writer(
 def read_store(folder: str | os.PathLike) -> KeyTokenStore:
   """Opens a store; arrays are read when a document is asked for.
 
+  Args:
+    folder: the store, or the workdir of the run that scored it.
+
   Raises:
     FileNotFoundError: no manifest there.
     ValueError: a damaged part, one document in two rows, an unknown format.
   """
   folder = pathlib.Path(folder)
+  nested = folder / "key_tokens"
+  folder = nested if nested.is_dir() else folder
   if not (folder / _MANIFEST).exists():
     raise FileNotFoundError(
       f"{folder} is no key-token store: it has no {_MANIFEST}. Score first."

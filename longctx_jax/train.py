@@ -190,7 +190,7 @@ def train(
         "told to end: saved after step %d; the same command goes on", run.step
       )
       raise SystemExit(STATUS)
-    _export(config, run, workdir)
+    _export(run, workdir, export.write_folder, config)
   return run.model_now()
 
 
@@ -202,6 +202,8 @@ class _Run:
   state: TrainState
   iterator: Any
   step: int
+  # Found once: the hub may be gone, or newer, when the run ends.
+  origin: pathlib.Path
 
   def model_now(self):
     return dataclasses.replace(self.model, params=self.state.params)
@@ -243,7 +245,8 @@ def _start(config, saved, workdir):
       "set epochs=0, which is endless"
     )
   iterator = pipeline.iterator(meta["data"] if meta else None)
-  return _Run(model, state, iterator, step)
+  origin, _ = hub.resolve(config.model.path)
+  return _Run(model, state, iterator, step, origin)
 
 
 def _tokenizer(config, model):
@@ -330,9 +333,7 @@ def _examiner(config, run, log) -> Callable[[_Run], None]:
   """Evaluates a run on the held-out key tokens; nothing where none are."""
   if not config.eval.every:
     return lambda run: None
-  folder = pathlib.Path(config.eval.key_tokens)
-  nested = folder / "key_tokens"
-  store = key_token_store.read_store(nested if nested.is_dir() else folder)
+  store = key_token_store.read_store(config.eval.key_tokens)
   held = held_out.HeldOut(
     store.with_thresholds(config.eval.alpha, config.eval.beta),
     corpus.open_corpus(
@@ -368,20 +369,14 @@ def _rehearse_export(config, run, workdir):
       "paper's code, or this library",
       workdir,
     )
-  export.rehearse(
+  _export(run, workdir, export.rehearse, config)
+
+
+def _export(run, workdir, write, config):
+  write(
     export.ParameterSource(run.state.params, run.model.config),
     run.model.config,
     workdir / "export",
     dtype=config.checkpoint.export_dtype,
-    origin=hub.resolve(config.model.path)[0],
-  )
-
-
-def _export(config, run, workdir):
-  export.write_folder(
-    export.ParameterSource(run.state.params, run.model.config),
-    run.model.config,
-    workdir / "export",
-    dtype=config.checkpoint.export_dtype,
-    origin=hub.resolve(config.model.path)[0],
+    origin=run.origin,
   )

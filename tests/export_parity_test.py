@@ -6,12 +6,12 @@ import family_cases
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 
 from longctx_jax import convert, loading, sharding, testing
 from longctx_jax.model import config as config_lib
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 

@@ -9,6 +9,7 @@ import family_cases
 import jax
 import numpy as np
 import pytest
+import transformers
 from conftest import one_device_mesh
 from flax import nnx
 
@@ -16,7 +17,6 @@ from longctx_jax.model import config as config_lib
 from longctx_jax.model import hf
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.torch
 

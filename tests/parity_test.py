@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+import transformers
 
 import longctx_jax as lc
 from longctx_jax import demo, spans, testing
@@ -18,7 +19,6 @@ from longctx_jax.model.rope import RopeConfig
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "tools"))
 import torch_reference  # noqa: E402
 

@@ -4,10 +4,9 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
 from longctx_jax import corpus
-
-tfds = pytest.importorskip("tensorflow_datasets")
 
 TEXTS = ["héllo world " * (i + 1) for i in range(5)]
 

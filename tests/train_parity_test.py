@@ -16,7 +16,6 @@ from longctx_jax.model.rope import RopeConfig
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 sys.path += [str(ROOT / "tools"), str(ROOT / "bench")]
 import reference_loss  # noqa: E402
 import torch_reference  # noqa: E402

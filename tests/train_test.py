@@ -12,6 +12,7 @@ from tiny_training import make_config, use_devices
 from longctx_jax import (
   data,
   evaluate,
+  hub,
   loading,
   metric_log,
   reporter,
@@ -235,6 +236,23 @@ def test_the_export_is_rehearsed(folder, tmp_path, monkeypatch):
   (tmp_path / "export" / "mine.txt").write_text("keep")
   with pytest.raises(FileExistsError, match="export exists"):
     train.train(make_config(folder), workdir=tmp_path)
+
+
+def test_the_export_does_not_depend_on_the_hub(folder, tmp_path, monkeypatch):
+  """Which may be gone, or hold something newer, when a long run ends."""
+  use_devices(monkeypatch, 1)
+  loop = train._loop
+
+  def refuse(name, **options):
+    raise FileNotFoundError(name)
+
+  def then_offline(*arguments):
+    loop(*arguments)
+    monkeypatch.setattr(hub, "resolve", refuse)
+
+  monkeypatch.setattr(train, "_loop", then_offline)
+  train.train(make_config(folder), workdir=tmp_path)
+  assert (tmp_path / "export" / "tokenizer.json").is_file()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(folder, tmp_path, monkeypatch):

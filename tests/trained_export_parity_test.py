@@ -3,12 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 from tiny_training import make_config, use_devices
 
 from longctx_jax import train
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 

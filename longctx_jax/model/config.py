@@ -231,7 +231,7 @@ def from_hf(fields: Mapping[str, Any], *, source: str) -> ModelConfig:
 
 
 def _read(fields):
-  name = fields.get("model_type", "")
+  name = fields.get("model_type")
   if name not in MODEL_TYPES:
     raise ValueError(
       f"model_type {name!r} is not supported (supported: "
@@ -246,7 +246,7 @@ def _read(fields):
   family = families.FAMILIES[name]
   fields = {family.aliases.get(key, key): fields[key] for key in fields}
   if fields.get("quantization_config"):
-    method = fields["quantization_config"].get("quant_method", "unknown")
+    method = fields["quantization_config"].get("quant_method") or "unknown"
     raise ValueError(
       f"the checkpoint is quantised ({method}), which is not read. Use the "
       "unquantised checkpoint, a GGUF file, or scripts/eval.py --log_probs "

@@ -92,7 +92,7 @@ class SafetensorsSource:
     prefix = "model." if "embed_tokens.weight" in stored else ""
     self._places = {}
     for name, (file, _, _) in stored.items():
-      plain = names.text_tensor(name, self.config.get("model_type", ""))
+      plain = names.text_tensor(name, self.config.get("model_type"))
       if plain is not None and plain != "lm_head.weight":
         plain = prefix + plain
       if plain is not None:

@@ -109,7 +109,7 @@ def parameter_table(
   }
 
 
-def text_tensor(name: str, model_type: str) -> str | None:
+def text_tensor(name: str, model_type: str | None) -> str | None:
   """A stored name as `parameter_table` has it; None for no part of the text.
 
   Only `gemma3` checkpoints hold more than a text model.

@@ -174,8 +174,8 @@ def _make(kind, stated, max_position):
 
 def _derived(kind, stated, max_position):
   """Facts of ours that follow from what is stated."""
-  original = stated.get(_ORIGINAL, 0)
-  factor = stated.get("factor", 0.0)
+  original = stated.get(_ORIGINAL) or 0
+  factor = stated.get("factor") or 0.0
   if kind == "dynamic":
     if original not in (0, max_position):
       raise ValueError(
