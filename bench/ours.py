@@ -16,7 +16,8 @@ import jax
 from absl import app, flags
 
 import longctx_jax as lc
-from longctx_jax import longppl, scoring
+from longctx_jax import longppl
+from longctx_jax.scoring import scorer as scorer_lib
 
 _MODEL = flags.DEFINE_string("model", None, "Model folder.", required=True)
 _DOCUMENT = flags.DEFINE_string("document", None, "Text file.", required=True)
@@ -63,7 +64,7 @@ def main(argv):
   ids = model.tokenizer.encode(text, add_special_tokens=False).ids
   compiled = scorer.usage.compilations
   start = time.process_time()
-  list(scorer.score_long([scoring.Job("plain", ids)]))
+  list(scorer.score_long([scorer_lib.Job("plain", ids)]))
   plain = time.process_time() - start
   if not compilation or scorer.usage.compilations > compiled:
     raise AssertionError("the passes measured are not the scorer's")

@@ -13,10 +13,11 @@ import pydoc_data.topics
 from absl import app, flags
 from safetensors.numpy import save_file
 
-from longctx_jax import demo
-from longctx_jax.model import config as config_lib
-from longctx_jax.model import gguf, gguf_tokenizer
-from longctx_jax.tokenizer import TextTokenizer
+from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints.gguf import tensors
+from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
+from longctx_jax.experiments import demo
+from longctx_jax.text.tokenizer import TextTokenizer
 
 _OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
 _GGUF = flags.DEFINE_string("gguf", "", "GGUF file; default: SmolLM2's.")
@@ -25,18 +26,18 @@ _LENGTHS = flags.DEFINE_multi_integer("n", [2048, 8000], "Ids per document.")
 _CHAPTERS = ("compound", "specialnames", "types", "formatstrings")
 
 
-def write_model(source: gguf.GgufSource, folder: pathlib.Path) -> None:
+def write_model(source: tensors.GgufSource, folder: pathlib.Path) -> None:
   """Writes a Hugging Face folder in float32, tokenizer included."""
   folder.mkdir(parents=True, exist_ok=True)
-  facts = config_lib.to_hf(
-    config_lib.from_hf(source.config, source=source.path)
+  facts = config_json.to_hf(
+    config_json.from_hf(source.config, source=source.path)
   )
   (folder / "config.json").write_text(json.dumps(facts))
   save_file(
     {name: source.read(name) for name in source.shapes},
     folder / "model.safetensors",
   )
-  tokenizer = gguf_tokenizer.load_tokenizer(source)
+  tokenizer = tokenizer_lib.load_tokenizer(source)
   tokenizer.save(str(folder / "tokenizer.json"))
   (folder / "tokenizer_config.json").write_text(
     json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -60,10 +61,10 @@ def main(argv):
   """Writes model/ and document.N.txt."""
   del argv
   out = pathlib.Path(_OUT.value)
-  source = gguf.GgufSource(_GGUF.value or demo.embedded_model())
+  source = tensors.GgufSource(_GGUF.value or demo.embedded_model())
   write_model(source, out / "model")
   tokenizer = TextTokenizer(
-    gguf_tokenizer.load_tokenizer(source), name=source.path
+    tokenizer_lib.load_tokenizer(source), name=source.path
   )
   text = "\n\n".join(pydoc_data.topics.topics[name] for name in _CHAPTERS)
   for n in _LENGTHS.value:

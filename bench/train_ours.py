@@ -16,19 +16,17 @@ import numpy as np
 from absl import app, flags
 
 import longctx_jax as lc
-from longctx_jax import (
-  optimizer,
-  sharding,
-  train_state,
-  train_step,
-  windows,
-)
+from longctx_jax.model import sharding
+from longctx_jax.paper import windows
+from longctx_jax.training import optimizer
+from longctx_jax.training import state as state_lib
+from longctx_jax.training import step as step_lib
 
 _MODEL = flags.DEFINE_string("model", None, "Model folder.", required=True)
 _DOCUMENT = flags.DEFINE_string("document", None, "Text file.", required=True)
 _SHORT_LEN = flags.DEFINE_integer("short_len", None, "K.", required=True)
 _STRIDE = flags.DEFINE_integer("stride", None, "d.", required=True)
-_WEIGHTS = flags.DEFINE_enum("weights", None, train_step.WEIGHTS, "Which loss.")
+_WEIGHTS = flags.DEFINE_enum("weights", None, step_lib.WEIGHTS, "Which loss.")
 
 
 def make_batch(
@@ -61,11 +59,9 @@ def main(argv):
   batch = make_batch(ids, **sizes)
   config = optimizer.OptimizerConfig(learning_rate=2e-5, warmup_steps=0)
   adam = optimizer.make_optimizer(config, 200)
-  loss = train_step.LossConfig(weights=_WEIGHTS.value, chunk=128, **sizes)
-  step = train_step.make_train_step(
-    model, adam, loss, compute_dtype=jnp.float32
-  )
-  state = train_state.create(model, adam)
+  loss = step_lib.LossConfig(weights=_WEIGHTS.value, chunk=128, **sizes)
+  step = step_lib.make_train_step(model, adam, loss, compute_dtype=jnp.float32)
+  state = state_lib.create(model, adam)
   del model
   start = time.process_time()
   compiled = jax.jit(step, donate_argnums=0).lower(state, batch).compile()

@@ -1,11 +1,9 @@
 """How well a language model uses a long context: LongPPL and LongCE in JAX."""
 
-from longctx_jax.key_tokens import KeyTokens as KeyTokens
-from longctx_jax.loading import LoadedModel as LoadedModel
-from longctx_jax.loading import load_model as load_model
+from longctx_jax.checkpoints.loading import load_model as load_model
+from longctx_jax.evaluation.results import LongPplResult as LongPplResult
+from longctx_jax.key_tokens.record import KeyTokens as KeyTokens
 from longctx_jax.longppl import compute_longppl as compute_longppl
 from longctx_jax.longppl import find_key_tokens as find_key_tokens
-from longctx_jax.longppl import (
-  longppl_from_log_probs as longppl_from_log_probs,
-)
-from longctx_jax.results import LongPplResult as LongPplResult
+from longctx_jax.longppl import longppl_from_log_probs as longppl_from_log_probs
+from longctx_jax.model.loaded import LoadedModel as LoadedModel

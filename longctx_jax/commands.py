@@ -16,7 +16,7 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from longctx_jax import protocol
+from longctx_jax.scoring import protocol
 
 # Of a store of key tokens; the thresholds may be any that it can be read with.
 _NAMED_FIELDS = (
@@ -25,19 +25,29 @@ _NAMED_FIELDS = (
   "longppl.stride",
   "longppl.protocol",
 )
+
+
 _PACKAGE = f"{os.sep}longctx_jax{os.sep}"
+
+
 _CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
+
+
 # What a machine with the device has, and the extra that JAX needs for it.
 _DEVICES = {
   "gpu": (("/dev/nvidiactl", "/dev/nvidia0"), "cuda"),
   "tpu": (("/dev/accel0", "/dev/vfio/0"), "tpu"),
 }
 
+
 _default_config = ""
+
 
 PLATFORM = flags.DEFINE_string(
   "platform", "", "cpu, gpu or tpu; default: what JAX finds"
 )
+
+
 CACHE = flags.DEFINE_string(
   "compilation_cache",
   "~/.cache/longctx_jax/xla",

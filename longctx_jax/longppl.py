@@ -8,18 +8,15 @@ from typing import Any
 
 from absl import logging
 
-from longctx_jax import (
-  corpus,
-  evaluation,
-  finding,
-  results,
-  scoring,
-  windows,
-)
-from longctx_jax import protocol as protocol_lib
-from longctx_jax.key_tokens import KeyTokens, require_spans
-from longctx_jax.loading import LoadedModel
-from longctx_jax.results import LongPplResult
+from longctx_jax.evaluation import passes, results
+from longctx_jax.evaluation.results import LongPplResult
+from longctx_jax.key_tokens.record import KeyTokens, require_spans
+from longctx_jax.model.loaded import LoadedModel, require_tokenizer
+from longctx_jax.paper import windows
+from longctx_jax.scoring import finder
+from longctx_jax.scoring import protocol as protocol_lib
+from longctx_jax.scoring import scorer as scorer_lib
+from longctx_jax.text import corpus
 
 
 def find_key_tokens(
@@ -62,7 +59,7 @@ def find_key_tokens(
   require_tokenizer(evaluator)
   texts = [text] if isinstance(text, str) else list(text)
   max_length = max_length or evaluator.config.max_position
-  manifest = finding.make_manifest(
+  manifest = finder.make_manifest(
     evaluator,
     short_len=short_len,
     stride=stride,
@@ -91,13 +88,13 @@ def find_key_tokens(
     for text in texts
   ]
   jobs = [
-    scoring.Job(i, item.ids, item.prefix_len)
+    scorer_lib.Job(i, item.ids, item.prefix_len)
     for i, item in enumerate(prepared)
     if not item.reason
   ]
   scores = {done.job.key: done for done in scorer.score(jobs)}
   found = [
-    finding.key_tokens_of(document, item, scores.get(i), manifest)
+    finder.key_tokens_of(document, item, scores.get(i), manifest)
     for i, (document, item) in enumerate(zip(documents, prepared, strict=True))
   ]
   for item, keys in zip(prepared, found, strict=True):
@@ -112,16 +109,7 @@ def find_key_tokens(
 @functools.lru_cache(maxsize=2)
 def _scorer(model, short_len, stride):
   # Compiled passes outlive a call, so that a loop over texts compiles once.
-  return scoring.make_scorer(model, short_len=short_len, stride=stride)
-
-
-def require_tokenizer(model: LoadedModel) -> None:
-  """Raises ValueError for a model that was loaded without a tokenizer."""
-  if model.tokenizer is None:
-    raise ValueError(
-      f"{model.name} has no tokenizer files, so no text can be scored: copy "
-      "tokenizer.json and tokenizer_config.json into its folder"
-    )
+  return scorer_lib.make_scorer(model, short_len=short_len, stride=stride)
 
 
 def compute_longppl(
@@ -149,7 +137,7 @@ def compute_longppl(
   check_texts(texts, keys)
   manifest = keys[0].manifest
   scorer = _scorer(model, manifest["short_len"], manifest["stride"])
-  run = evaluation.Evaluation(scorer, manifest)
+  run = passes.Evaluation(scorer, manifest)
   run.check_bos(texts)
   found = {
     id(done.keys): done.result
@@ -207,7 +195,7 @@ def longppl_from_log_probs(
 
   Raises:
     ValueError: a text that is not the one of its keys, or arrays that do not
-      fit it; see `evaluation.check_log_probs`.
+      fit it; see `passes.check_log_probs`.
   """
   if isinstance(text, str):
     text, log_probs, offsets = [text], [log_probs], [offsets]
@@ -215,7 +203,7 @@ def longppl_from_log_probs(
   check_texts(text, keys)
   return results.summarise(
     [
-      evaluation.result_from_log_probs(*document)
+      passes.result_from_log_probs(*document)
       for document in zip(keys, text, log_probs, offsets, strict=True)
     ],
     protocol_name=keys[0].manifest["protocol"],

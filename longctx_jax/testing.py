@@ -15,13 +15,13 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
-from longctx_jax import sharding
-from longctx_jax.loading import LoadedModel
-from longctx_jax.model import config as config_lib
-from longctx_jax.model import hf, names
+from longctx_jax.checkpoints import checked, tensor_map
+from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.model import parameters, sharding
 from longctx_jax.model.config import ModelConfig
+from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.model.rope import RopeConfig
-from longctx_jax.tokenizer import TextTokenizer
+from longctx_jax.text.tokenizer import TextTokenizer
 
 BOS = "<bos>"
 
@@ -87,7 +87,9 @@ def tiny_model(
   config = config or tiny_config()
   mesh = mesh or sharding.make_mesh({"fsdp": -1})
   source = RandomSource(config, seed=seed)
-  graphdef, params = hf.load_parameters(source, config, dtype=dtype, mesh=mesh)
+  graphdef, params = checked.load_parameters(
+    source, config, dtype=dtype, mesh=mesh
+  )
   return LoadedModel(
     name=f"tiny-{seed}",
     graphdef=graphdef,
@@ -95,7 +97,7 @@ def tiny_model(
     config=config,
     tokenizer=TextTokenizer(byte_tokenizer(add_bos=add_bos), name="bytes"),
     mesh=mesh,
-    checksum=hf.checksum(source),
+    checksum=checked.checksum(source),
     revision="",
     weight_format=source.weight_format,
   )
@@ -108,10 +110,10 @@ class RandomSource:
   weight_format = "random F32"
 
   def __init__(self, config: ModelConfig, *, seed: int):
-    self.config = config_lib.to_hf(dataclasses.replace(config, sink_len=0))
-    shapes = hf.parameter_shapes(config)
-    table = names.parameter_table(config, shapes)
-    self.shapes = hf.tensor_shapes(table, shapes)
+    self.config = config_json.to_hf(dataclasses.replace(config, sink_len=0))
+    shapes = parameters.parameter_shapes(config)
+    table = tensor_map.parameter_table(config, shapes)
+    self.shapes = checked.tensor_shapes(table, shapes)
     rng = np.random.default_rng(seed)
     self._tensors = {
       name: np.empty(shape, np.float32) for name, shape in self.shapes.items()
@@ -162,9 +164,9 @@ def synthetic_document(seed: int, *, num_words: int) -> str:
     )
 
   common = [word() for _ in range(60)]
-  names = [f"{word().title()}{rng.integers(100, 999)}" for _ in range(12)]
+  tensor_map = [f"{word().title()}{rng.integers(100, 999)}" for _ in range(12)]
   words = [
-    str(rng.choice(names if rng.random() < 0.1 else common))
+    str(rng.choice(tensor_map if rng.random() < 0.1 else common))
     for _ in range(num_words)
   ]
   sentences = [

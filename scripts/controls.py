@@ -7,7 +7,9 @@ import json
 
 from absl import flags
 
-from longctx_jax import commands, controls, demo, score
+from longctx_jax import commands
+from longctx_jax.experiments import controls, demo
+from longctx_jax.scoring import run
 
 _CONFIG = commands.define_config("demo.py")
 _WORKDIR = flags.DEFINE_string("workdir", "runs/controls", "holds all output")
@@ -17,7 +19,7 @@ def main():
   """Scores the demo's chapters three ways and prints the numbers as JSON."""
   config = demo.with_chapters(_CONFIG.value, _WORKDIR.value)
   model = demo.load_evaluator(config)
-  store = score.score_corpus(config, workdir=_WORKDIR.value, evaluator=model)
+  store = run.score_corpus(config, workdir=_WORKDIR.value, evaluator=model)
   found = controls.run_controls(config, store, model, workdir=_WORKDIR.value)
   print(json.dumps(found, indent=2))
 

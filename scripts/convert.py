@@ -13,8 +13,8 @@ be missing (0, norms the identity) or unexplained (left out).
 
 from absl import flags
 
-from longctx_jax import commands, convert, loading
-from longctx_jax.model import export
+from longctx_jax import commands
+from longctx_jax.checkpoints import convert, export, loading
 
 _SOURCE = flags.DEFINE_string(
   "source", None, "folder, hub id or .gguf file", required=True

@@ -10,7 +10,9 @@ status 2 where the slices are not of these texts.
 
 from absl import flags
 
-from longctx_jax import commands, corpus, govreport, slice_check
+from longctx_jax import commands
+from longctx_jax.experiments import govreport, slice_check
+from longctx_jax.text import corpus
 
 _OUTPUT = flags.DEFINE_string("output", "govreport.parquet", "Parquet to write")
 _SOURCE = flags.DEFINE_string("source", "", "tokenized set, not the hub's")

@@ -5,7 +5,8 @@ python scripts/demo.py --workdir runs/demo
 
 from absl import flags
 
-from longctx_jax import commands, demo
+from longctx_jax import commands
+from longctx_jax.experiments import demo
 
 _CONFIG = commands.define_config("demo.py")
 _WORKDIR = flags.DEFINE_string("workdir", "runs/demo", "holds all output")

@@ -12,7 +12,10 @@ model failed; the others are evaluated all the same.
 
 from absl import flags
 
-from longctx_jax import commands, evaluate, foreign_log_probs, report
+from longctx_jax import commands
+from longctx_jax.evaluation import files, run
+from longctx_jax.evaluation import foreign as foreign_lib
+from longctx_jax.report import comparison
 
 _CONFIG = commands.define_config("longppl.py")
 _FIELDS = commands.define_data_flags()
@@ -31,24 +34,24 @@ def main():
   """Evaluates, prints the table, says what to do next."""
   foreign = []
   if _LOG_PROBS.value:
-    foreign = [foreign_log_probs.open_log_probs(_LOG_PROBS.value, _NAME.value)]
+    foreign = [foreign_lib.open_log_probs(_LOG_PROBS.value, _NAME.value)]
   values = _FIELDS() | {
     "models": commands.read_models(_MODEL.value, _FILE.value),
     "evaluator": _EVALUATOR.value,
     "key_tokens": _KEYS.value,
     "eval.per_token": _TOKENS.value,
   }
-  found = evaluate.evaluate(
+  found = run.evaluate(
     commands.override(_CONFIG.value, values),
     workdir=_WORKDIR.value,
     overwrite=_OVERWRITE.value,
     foreign=foreign,
     named=commands.named_fields(_CONFIG, values),
   )
-  results = report.load_results(_WORKDIR.value)
-  print(report.compare_table(results, fmt="text", force=True))
+  results = files.load_results(_WORKDIR.value)
+  print(comparison.compare_table(results, fmt="text", force=True))
   print(f"next: python scripts/report.py html {_WORKDIR.value}")
-  evaluate.check_finished(found)
+  run.check_finished(found)
 
 
 if __name__ == "__main__":

@@ -7,16 +7,16 @@ python scripts/report.py correlate runs/eval --benchmarks scores.csv
 
 from absl import flags
 
-from longctx_jax import commands, report
+from longctx_jax import commands
+from longctx_jax.evaluation import files
+from longctx_jax.report import comparison, correlation, heatmap, page
 
 _FORMAT = flags.DEFINE_enum(
   "format", "text", ["text", "markdown", "csv", "latex"], "of the table"
 )
 _BASELINE = flags.DEFINE_string("baseline", "", "model to divide by")
 _FORCE = flags.DEFINE_bool("force", False, "compare unlike runs all the same")
-_BENCHMARKS = flags.DEFINE_string(
-  "benchmarks", "", "CSV with a column 'model' and one per benchmark"
-)
+_BENCHMARKS = flags.DEFINE_string("benchmarks", "", "CSV: model, benchmarks")
 _OUTPUT = flags.DEFINE_string("output", "", "default: <workdir>/report.html")
 _KEYS = flags.DEFINE_string("keys", "", "store of the heat maps")
 _DATA = flags.DEFINE_multi_string("data", [], "texts of the heat maps")
@@ -27,17 +27,17 @@ _DOCUMENTS = flags.DEFINE_integer("documents", 3, "heat maps at most")
 
 def main(verb: str, workdir: str):
   """Prints or writes what the verb asks for."""
-  results = report.load_results(workdir)
+  results = files.load_results(workdir)
   options = {"baseline": _BASELINE.value, "force": _FORCE.value}
   if verb == "compare":
-    print(report.compare_table(results, fmt=_FORMAT.value, **options))
+    print(comparison.compare_table(results, fmt=_FORMAT.value, **options))
   elif verb == "correlate":
-    found = report.correlate(results, _BENCHMARKS.value)
-    print(report.correlation_table(found, fmt=_FORMAT.value))
+    found = correlation.correlate(results, _BENCHMARKS.value)
+    print(correlation.correlation_table(found, fmt=_FORMAT.value))
   else:
     path = _OUTPUT.value or f"{workdir}/report.html"
-    alpha, beta = report.thresholds(results)
-    documents = report.heatmap_documents(
+    alpha, beta = page.thresholds(results)
+    documents = heatmap.heatmap_documents(
       _KEYS.value or workdir,
       _DATA.value,
       _TEXT.value,
@@ -45,7 +45,7 @@ def main(verb: str, workdir: str):
       id_column=_ID.value,
       thresholds=(alpha, beta),
     )
-    report.render_report(
+    page.render_report(
       results, documents, path, alpha=alpha, beta=beta, **options
     )
     print(f"wrote {path}")

@@ -8,7 +8,8 @@ The same command goes on where a run was stopped.
 
 from absl import flags
 
-from longctx_jax import commands, score
+from longctx_jax import commands
+from longctx_jax.scoring import run
 
 _CONFIG = commands.define_config("longppl.py")
 _FIELDS = commands.define_data_flags()
@@ -36,7 +37,7 @@ def main():
       "scoring.detail": _DETAIL.value,
     },
   )
-  store = score.score_corpus(
+  store = run.score_corpus(
     config, workdir=_WORKDIR.value, overwrite=_OVERWRITE.value
   )
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")

@@ -12,7 +12,10 @@ workdir by --key_tokens.
 
 from absl import flags
 
-from longctx_jax import commands, distributed, retrieval, train
+from longctx_jax import commands
+from longctx_jax.experiments.retrieval import experiment
+from longctx_jax.runtime import processes
+from longctx_jax.training import run
 
 _CONFIG = commands.define_config("llama2_7b.py")
 _WORKDIR = flags.DEFINE_string(
@@ -40,10 +43,10 @@ def main():
   config = commands.override(_CONFIG.value, values)
   workdir = _WORKDIR.value
   if "arms" in config:
-    retrieval.run(config, workdir=workdir, overwrite=_OVERWRITE.value)
+    experiment.run(config, workdir=workdir, overwrite=_OVERWRITE.value)
     print(f"next: open {workdir}/report.html")
     return
-  train.train(config, workdir=workdir, overwrite=_OVERWRITE.value)
+  run.train(config, workdir=workdir, overwrite=_OVERWRITE.value)
   print(
     f"next: python scripts/eval.py --model {workdir}/export --keys KEYS "
     "--data DOCUMENTS"
@@ -51,4 +54,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main, before=lambda: distributed.join(_JOIN.value))
+  commands.run(main, before=lambda: processes.join(_JOIN.value))

@@ -1,48 +1,33 @@
-"""The shape of the code: imports one way, small files, nothing hidden."""
+"""The shape of the code: rooms, doors, imports one way, small files."""
 
 import ast
 import functools
 import re
 
 import pytest
-from command_line import ROOT
+from support.command_line import ROOT
 
-# Lowest first; within a layer an import points to the left.
-LAYERS = (
-  "windows spans batching tables settings rows packing",
-  "sharding log_probs contrast losses metrics correlations",
-  "model.allow_list model.families model.rope model.rope_schema model.config "
-  "model.rope_override model.names model.blockwise model.splash model.cudnn "
-  "model.attention model.layers model.moe model.transformer model.partition",
-  "model.inspection model.placement model.hf model.gguf_header "
-  "model.gguf_config model.gguf model.gguf_tokenizer model.assets "
-  "model.export model.orbax_folder hub pieces tokenizer corpus_files "
-  "tfds_files corpus chunks token_cache key_tokens key_token_parts "
-  "key_token_store key_token_slices loading testing",
-  "scoring protocol flops metric_log optimizer checkpoint train_state "
-  "train_step stored_weights data retrieval_data retrieval_model",
-  "finding results evaluation longppl",
-  "convert progress score result_files foreign_log_probs evaluate comparison "
-  "svg heatmap report demo controls govreport slice_check distributed "
-  "preemption reporter held_out train_config train retrieval_passes "
-  "retrieval_starts retrieval_report retrieval commands",
-)
-ORDER = [name for layer in LAYERS for name in layer.split()]
-# What the lower layers do without: they are arithmetic.
-FORBIDDEN = {
-  0: {"jax", "flax", "pyarrow", "absl", "transformers", "ml_collections"},
-  1: {"flax", "pyarrow", "absl", "transformers", "ml_collections", "fsspec"},
-  2: {"pyarrow", "transformers", "ml_collections", "fsspec"},
-  3: {"ml_collections"},
-  4: {"ml_collections", "pyarrow", "transformers"},
-  5: {"ml_collections", "pyarrow", "transformers"},
-}
 PACKAGE = ROOT / "longctx_jax"
+# An import between rooms points left.
+ROOMS = (
+  "paper text runtime key_tokens model checkpoints scoring evaluation longppl "
+  "report training experiments testing commands"
+).split()
+# Rooms that do without: they are arithmetic, or read by people without a
+# device. Directly and by what they import.
+WITHOUT = {
+  "paper": "flax pyarrow fsspec absl transformers ml_collections",
+  "text": "jax flax ml_collections",
+  "key_tokens": "jax flax transformers ml_collections",
+  "report": "flax orbax ml_collections transformers",
+  "model": "pyarrow transformers ml_collections fsspec",
+  "checkpoints": "ml_collections pyarrow",
+}
 PATHS = {
   ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
   for path in sorted(PACKAGE.rglob("*.py"))
-  if path.name != "__init__.py"
 }
+MODULES = {n: p for n, p in PATHS.items() if p.name != "__init__.py"}
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
 # Where text that a reader meets lies; all of it is under version control.
 TEXTS = [
@@ -84,8 +69,12 @@ def own_modules(path):
       continue
     parts = rest.split(".")
     longest = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-    found |= {next((m for m in longest if m in PATHS), rest)}
+    found |= {next((m for m in longest if m in MODULES), rest)}
   return found
+
+
+def room(name):
+  return name.partition(".")[0]
 
 
 def calls(path):
@@ -95,46 +84,53 @@ def calls(path):
       yield node, ast.unparse(node.func)
 
 
-def test_every_module_has_its_place():
-  assert set(PATHS) <= set(ORDER), "add the new module to LAYERS"
-  assert len(set(ORDER)) == len(ORDER)
-  assert not {"utils", "helpers", "common", "misc"} & {
-    part for name in PATHS for part in name.split(".")
-  }
+@functools.cache
+def doors(name):
+  """What a room's `__all__` lists; a module in front is its own door."""
+  if name in MODULES:
+    return {name}
+  for node in tree(PATHS[f"{name}.__init__"]).body:
+    if isinstance(node, ast.Assign) and node.targets[0].id == "__all__":
+      return {f"{name}.{door}" for door in ast.literal_eval(node.value)}
+  return set()
 
 
-def test_the_design_lists_the_modules_in_this_order():
-  text = (ROOT / "docs" / "design.md").read_text()
-  rows = re.findall(r"^\| [\w ]+ \|( `.*) \|$", text, flags=re.MULTILINE)
-  listed = re.findall(r"`([\w/]+)`", " ".join(rows))
-  names = [
-    name.replace("/", ".")
-    if name.replace("/", ".") in PATHS
-    else f"model.{name}"
-    for name in listed
-  ]
-  assert len(names) > 30 and set(names) <= set(PATHS)
-  assert names == sorted(names, key=ORDER.index)
+def test_the_rooms_are_those_of_the_plan():
+  assert {room(name) for name in PATHS} - {"__init__"} == set(ROOMS)
+  parts = {part for name in PATHS for part in name.split(".")}
+  assert not {"utils", "helpers", "common", "misc", "runs"} & parts
 
 
-@pytest.mark.parametrize("name", PATHS)
-def test_imports_point_down_or_left(name):
-  for other in own_modules(PATHS[name]):
-    assert other in ORDER, f"{name} imports {other!r}, which is no module"
-    assert ORDER.index(other) < ORDER.index(name), f"{name} imports {other}"
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_between_rooms_point_left(name):
+  for other in own_modules(MODULES[name]):
+    assert other in MODULES, f"{name} imports {other!r}, which is no module"
+    here, there = ROOMS.index(room(name)), ROOMS.index(room(other))
+    assert there <= here, f"{name} imports {other}"
 
 
-@pytest.mark.parametrize("name", PATHS)
-def test_a_lower_layer_does_without_the_outside_world(name):
-  (layer,) = (i for i, names in enumerate(LAYERS) if name in names.split())
-  heads = {other.partition(".")[0] for other in imported(PATHS[name])}
-  assert not heads & FORBIDDEN.get(layer, set())
+def test_no_cycle():
+  """Within a room, and so in the whole: a module is read after its imports."""
+  waiting = {name: own_modules(path) for name, path in MODULES.items()}
+  while waiting:
+    ready = {
+      name for name, needs in waiting.items() if not needs & set(waiting)
+    }
+    assert ready, f"a cycle among {sorted(waiting)}"
+    for name in ready:
+      del waiting[name]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_room_does_without(name):
+  heads = {other.partition(".")[0] for other in imported(MODULES[name])}
   assert not heads & {"torch", "tensorflow"}
+  assert not heads & set(WITHOUT.get(room(name), "").split())
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", MODULES)
 def test_a_module_fits_in_one_head(name):
-  assert len(PATHS[name].read_text().splitlines()) <= 400
+  assert len(MODULES[name].read_text().splitlines()) <= 400
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -157,20 +153,21 @@ def test_one_place_compiles():
   """Scorer and training; `choose_backend`, which runs a backend to check it;
   and what makes parameters, and moves them to the devices and back.
   """
-  for name, path in PATHS.items():
+  compiles = (
+    "scoring.scorer model.attention checkpoints.placement checkpoints.export "
+    "training.run training.state"
+  )
+  for name, path in MODULES.items():
     used = {
       node.attr
       for node in ast.walk(tree(path))
       if isinstance(node, ast.Attribute)
     } | {full.rpartition(".")[2] for full in imported(path)}
-    compiles = (
-      "scoring model.attention model.placement model.export train train_state"
-    )
     assert name in compiles.split() or not used & {"jit", "pjit", "pmap"}, name
 
 
 def test_the_library_does_not_print():
-  for name, path in PATHS.items():
+  for name, path in MODULES.items():
     printing = [
       node.lineno for node, called in calls(path) if called == "print"
     ]
@@ -179,9 +176,9 @@ def test_the_library_does_not_print():
 
 def test_no_default_hides_a_misspelled_field():
   """`config.get("typo", x)` is silent, even where the config is locked."""
-  for name, path in PATHS.items():
+  for name, path in MODULES.items():
     for node, called in calls(path):
-      if called.endswith(".get") and not name.startswith("model."):
+      if called.endswith(".get") and room(name) not in ("model", "checkpoints"):
         assert len(node.args) == 1 and not node.keywords, (name, node.lineno)
 
 

@@ -23,305 +23,305 @@ OUTSIDE = {"A12", "B3", "B4", "H8", "J7", "J8"}
 
 CASES = {
   "A1": """
-    tokenizer_test::test_offsets_equal_those_of_the_tokenizers_library
-    tokenizer_test::test_every_byte_of_a_character_has_the_character
-    tokenizer_test::test_offsets_that_nothing_proves_are_an_error""",
+    text/tokenizer_test::test_offsets_equal_those_of_the_tokenizers_library
+    text/tokenizer_test::test_every_byte_of_a_character_has_the_character
+    text/tokenizer_test::test_offsets_that_nothing_proves_are_an_error""",
   "A2": """
-    tokenizer_test::test_offsets_equal_those_of_the_tokenizers_library
-    tokenizer_test::test_offsets_do_not_drift_over_a_thousand_emoji""",
+    text/tokenizer_test::test_offsets_equal_those_of_the_tokenizers_library
+    text/tokenizer_test::test_offsets_do_not_drift_over_a_thousand_emoji""",
   "A3": """
-    tokenizer_test::test_wrong_offsets_are_rebuilt_with_one_warning
-    tokenizer_test::test_offsets_that_nothing_proves_are_an_error
-    protocol_test::test_reasons""",
+    text/tokenizer_test::test_wrong_offsets_are_rebuilt_with_one_warning
+    text/tokenizer_test::test_offsets_that_nothing_proves_are_an_error
+    scoring/protocol_test::test_reasons""",
   "A4": """
-    tokenizer_test::test_wrong_offsets_are_rebuilt_with_one_warning
-    score_test::test_every_document_that_has_no_keys_says_why""",
+    text/tokenizer_test::test_wrong_offsets_are_rebuilt_with_one_warning
+    scoring/run_test::test_every_document_that_has_no_keys_says_why""",
   "A5": """
-    spans_test::test_all_byte_tokens_of_a_key_character_are_key
-    spans_test::test_repeated_spans_of_one_character_collapse
-    evaluation_test::test_sums_are_those_of_a_brute_force_count
+    paper/spans_test::test_all_byte_tokens_of_a_key_character_are_key
+    paper/spans_test::test_repeated_spans_of_one_character_collapse
+    evaluation/passes_test::test_sums_are_those_of_a_brute_force_count
     longppl_test::test_every_byte_of_a_key_character_is_key""",
   "A6": """
-    pieces_test::test_a_prefix_that_the_text_lacks_covers_nothing
-    pieces_test::test_a_lone_prefix_does_not_borrow_a_word
-    tokenizer_test::test_a_prefix_covers_only_what_the_text_has""",
+    text/offsets_test::test_a_prefix_that_the_text_lacks_covers_nothing
+    text/offsets_test::test_a_lone_prefix_does_not_borrow_a_word
+    text/tokenizer_test::test_a_prefix_covers_only_what_the_text_has""",
   "A7": """
-    spans_test::test_straddling_token_is_key_only_under_overlap
-    spans_test::test_projection_equals_the_double_loop
+    paper/spans_test::test_straddling_token_is_key_only_under_overlap
+    paper/spans_test::test_projection_equals_the_double_loop
     longppl_test::test_longppl_is_the_papers""",
   "A8": """
-    evaluation_test::test_a_key_first_token_is_counted_and_moves_no_value
-    spans_test::test_reference_toy_cases""",
+    evaluation/passes_test::test_a_key_first_token_is_counted_and_moves_no_value
+    paper/spans_test::test_reference_toy_cases""",
   "A9": """
-    tokenizer_test::test_ids_survive_the_way_through_their_text
-    tokenizer_test::test_ids_whose_text_was_cleaned_up_are_refused""",
+    text/tokenizer_test::test_ids_survive_the_way_through_their_text
+    text/tokenizer_test::test_ids_whose_text_was_cleaned_up_are_refused""",
   "A10": """
-    tokenizer_test::test_a_space_that_decoding_loses_moves_no_offset
-    tokenizer_test::test_a_prefix_covers_only_what_the_text_has
+    text/tokenizer_test::test_a_space_that_decoding_loses_moves_no_offset
+    text/tokenizer_test::test_a_prefix_covers_only_what_the_text_has
     longppl_test::test_every_byte_of_a_key_character_is_key""",
   "A11": """
-    protocol_test::test_who_reads_the_bos
-    protocol_test::test_more_than_a_nat_per_token_is_refused_with_both_numbers
-    protocol_test::test_paper_stops_at_a_model_that_needs_its_bos
+    scoring/protocol_test::test_who_reads_the_bos
+    scoring/protocol_test::test_more_than_a_nat_per_token_is_refused_with_both_numbers
+    scoring/protocol_test::test_paper_stops_at_a_model_that_needs_its_bos
     longppl_test::test_the_manifest_names_what_the_numbers_depend_on""",
   "A13": """
-    protocol_test::test_without_a_bos_the_first_token_is_unscored
-    protocol_test::test_nothing_is_checked_where_there_is_no_bos_to_miss""",
+    scoring/protocol_test::test_without_a_bos_the_first_token_is_unscored
+    scoring/protocol_test::test_nothing_is_checked_where_there_is_no_bos_to_miss""",
   "A14": """
-    protocol_test::test_strict_gives_a_model_its_bos_in_every_window
-    protocol_test::test_paper_windows_without_bos_make_most_tokens_key
-    results_test::test_warnings_of_the_key_tokens""",
+    scoring/protocol_test::test_strict_gives_a_model_its_bos_in_every_window
+    scoring/protocol_test::test_paper_windows_without_bos_make_most_tokens_key
+    evaluation/results_test::test_warnings_of_the_key_tokens""",
   "B1": """
-    corpus_test::test_every_format_holds_the_same_texts
-    corpus_test::test_pretokenized_rows_decode_to_the_same_texts
-    score_test::test_a_text_has_the_same_numbers_from_every_format""",
-  "B2": "corpus_test::test_absent_data_is_refused_at_once",
-  "B5": "score_test::test_a_text_has_the_same_numbers_from_every_format",
+    text/corpus_test::test_every_format_holds_the_same_texts
+    text/corpus_test::test_pretokenized_rows_decode_to_the_same_texts
+    scoring/run_test::test_a_text_has_the_same_numbers_from_every_format""",
+  "B2": "text/corpus_test::test_absent_data_is_refused_at_once",
+  "B5": "scoring/run_test::test_a_text_has_the_same_numbers_from_every_format",
   "B6": """
-    scoring_test::test_scores_are_the_papers
-    corpus_test::test_pretokenized_rows_decode_to_the_same_texts""",
+    scoring/scorer_test::test_scores_are_the_papers
+    text/corpus_test::test_pretokenized_rows_decode_to_the_same_texts""",
   "B7": """
-    protocol_test::test_over_length_policies_at_the_limit
-    score_test::test_a_policy_for_long_documents_comes_before_any_pass""",
+    scoring/protocol_test::test_over_length_policies_at_the_limit
+    scoring/run_test::test_a_policy_for_long_documents_comes_before_any_pass""",
   "C1": """
-    windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
-    scoring_test::test_scores_are_the_papers
+    paper/windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
+    scoring/scorer_test::test_scores_are_the_papers
     longppl_test::test_one_id_more_than_a_window_can_be_key""",
   "C2": """
     longppl_test::test_documents_without_key_tokens_say_why
-    protocol_test::test_the_windows_suggested_to_a_short_document_fit
-    evaluation_test::test_the_evaluators_reason_stays_and_the_ppl_with_it
+    scoring/protocol_test::test_the_windows_suggested_to_a_short_document_fit
+    evaluation/passes_test::test_the_evaluators_reason_stays_and_the_ppl_with_it
     scripts_test::test_too_short_documents_say_which_windows_would_fit""",
   "C3": """
     longppl_test::test_documents_without_key_tokens_say_why
     longppl_test::test_a_document_with_high_thresholds_has_no_key_tokens
-    results_test::test_the_commonest_reason_stands_for_all
-    score_test::test_ten_texts_without_keys_end_with_windows_that_fit
-    evaluate_test::test_documents_without_keys_are_counted_by_reason""",
+    evaluation/results_test::test_the_commonest_reason_stands_for_all
+    scoring/run_test::test_ten_texts_without_keys_end_with_windows_that_fit
+    evaluation/run_test::test_documents_without_keys_are_counted_by_reason""",
   "C4": """
-    protocol_test::test_reasons
+    scoring/protocol_test::test_reasons
     longppl_test::test_documents_without_key_tokens_say_why
-    results_test::test_results_are_json_with_finite_numbers
-    metrics_test::test_perplexity_is_a_finite_json_number_or_null""",
+    evaluation/results_test::test_results_are_json_with_finite_numbers
+    paper/metrics_test::test_perplexity_is_a_finite_json_number_or_null""",
   "C5": """
-    protocol_test::test_a_cut_document_is_the_text_before_the_cut
+    scoring/protocol_test::test_a_cut_document_is_the_text_before_the_cut
     longppl_test::test_half_a_document_scores_as_half_the_text
-    metrics_test::test_a_truncated_document_counts_only_what_was_scored""",
+    paper/metrics_test::test_a_truncated_document_counts_only_what_was_scored""",
   "C6": """
-    protocol_test::test_over_length_policies_at_the_limit
-    evaluation_test::test_a_shorter_context_cuts_or_skips""",
-  "C7": "tokenizer_test::test_normalized_characters_are_confirmed_or_never_key",
-  "C8": "model/gguf_test::test_a_long_run_of_one_letter_tokenizes_in_time",
+    scoring/protocol_test::test_over_length_policies_at_the_limit
+    evaluation/passes_test::test_a_shorter_context_cuts_or_skips""",
+  "C7": "text/tokenizer_test::test_normalized_characters_are_confirmed_or_never_key",
+  "C8": "checkpoints/gguf/tensors_test::test_a_long_run_of_one_letter_tokenizes_in_time",
   "C9": """
-    scoring_test::test_the_first_window_is_the_long_pass_to_the_bit
-    windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
-    metrics_test::test_key_tokens_of_the_first_window_do_not_count
-    key_tokens_test::test_known_reason_excludes_key_tokens""",
+    scoring/scorer_test::test_the_first_window_is_the_long_pass_to_the_bit
+    paper/windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
+    paper/metrics_test::test_key_tokens_of_the_first_window_do_not_count
+    key_tokens/record_test::test_known_reason_excludes_key_tokens""",
   "D1": """
-    log_probs_test::test_uniform_logits_of_bfloat16_give_the_exact_log
-    log_probs_test::test_bfloat16_inputs_give_the_float32_answer_of_those_inputs
+    model/log_probs_test::test_uniform_logits_of_bfloat16_give_the_exact_log
+    model/log_probs_test::test_bfloat16_inputs_give_the_float32_answer_of_those_inputs
     """,
   "D2": """
-    log_probs_test::test_bfloat16_inputs_give_the_float32_answer_of_those_inputs
+    model/log_probs_test::test_bfloat16_inputs_give_the_float32_answer_of_those_inputs
     longppl_test::test_the_manifest_names_what_the_numbers_depend_on""",
   "D3": """
-    contrast_test::test_bfloat16_log_probs_are_compared_in_float32
-    key_tokens_test::test_criterion_is_taken_in_float32
-    metrics_test::test_near_threshold_is_where_the_decision_could_flip
-    results_test::test_nothing_is_counted_twice_or_lost""",
+    paper/contrast_test::test_bfloat16_log_probs_are_compared_in_float32
+    key_tokens/record_test::test_criterion_is_taken_in_float32
+    paper/metrics_test::test_near_threshold_is_where_the_decision_could_flip
+    evaluation/results_test::test_nothing_is_counted_twice_or_lost""",
   "D4": """
     model/rope_test::test_table_is_the_published_formula
     model/rope_test::test_table_at_131071_is_the_float32_product
     model/rope_test::test_neighbouring_positions_differ_in_bfloat16_models""",
   "D5": """
-    log_probs_test::test_chunked_equals_the_definition
-    log_probs_test::test_chunked_gradients_equal_the_plain_ones""",
+    model/log_probs_test::test_chunked_equals_the_definition
+    model/log_probs_test::test_chunked_gradients_equal_the_plain_ones""",
   "D6": """
     model/attention_test::test_the_self_check_names_the_fault
     model/attention_test::test_the_choice_follows_platform_and_self_check""",
   "D7": """
-    log_probs_test::test_soft_cap_is_applied
+    model/log_probs_test::test_soft_cap_is_applied
     model/attention_test::test_plain_attention_is_the_definition
-    model/config_test::test_what_is_not_understood_is_refused_by_name""",
-  "D8": "contrast_test::test_a_difference_of_800_nats_gives_gamma_exactly",
+    checkpoints/facts/config_json_test::test_what_is_not_understood_is_refused_by_name""",
+  "D8": "paper/contrast_test::test_a_difference_of_800_nats_gives_gamma_exactly",
   "F1": """
     parity_test::test_rope_tables_are_those_of_transformers
-    model/config_test::test_old_and_new_schema_give_bit_equal_tables
-    model/config_test::test_what_is_not_understood_is_refused_by_name
+    checkpoints/facts/config_json_test::test_old_and_new_schema_give_bit_equal_tables
+    checkpoints/facts/config_json_test::test_what_is_not_understood_is_refused_by_name
     model/rope_test::test_bad_configs_are_refused""",
   "F2": """
-    model/config_test::test_old_and_new_schema_give_bit_equal_tables
-    model/config_test::test_round_trip
-    model/published_models_test::test_a_published_config_gives_its_model
+    checkpoints/facts/config_json_test::test_old_and_new_schema_give_bit_equal_tables
+    checkpoints/facts/config_json_test::test_round_trip
+    checkpoints/facts/published_models_test::test_a_published_config_gives_its_model
     parity_test::test_a_config_survives_transformers""",
   "F3": """
-    model/config_test::test_round_trip
-    model/export_test::test_one_shard_is_one_file_that_stays
-    model/hf_test::test_an_odd_rope_table_is_called_out
-    export_parity_test::test_an_exported_folder_has_our_logits_in_transformers
-    family_parity_test::test_logits_are_those_of_transformers""",
+    checkpoints/facts/config_json_test::test_round_trip
+    checkpoints/export_test::test_one_shard_is_one_file_that_stays
+    checkpoints/checked_test::test_an_odd_rope_table_is_called_out
+    checkpoints/export_parity_test::test_an_exported_folder_has_our_logits_in_transformers
+    checkpoints/family_parity_test::test_logits_are_those_of_transformers""",
   "F4": """
     model/rope_test::test_factor_is_read_and_not_assumed
     model/rope_test::test_table_is_the_published_formula
-    family_parity_test::test_logits_are_those_of_transformers""",
+    checkpoints/family_parity_test::test_logits_are_those_of_transformers""",
   "F5": """
     model/rope_test::test_rows_of_a_batch_have_the_tables_of_their_own_lengths
     model/transformer_test::test_the_longer_of_two_packed_documents_has_the_long_table
-    scoring_test::test_tables_go_by_the_real_length_of_a_pass
-    rope_tables_test::test_tables_that_differ_are_called_out
-    model/config_test::test_describe_rope_names_the_table_of_a_pass""",
+    scoring/scorer_test::test_tables_go_by_the_real_length_of_a_pass
+    evaluation/rope_tables_test::test_tables_that_differ_are_called_out
+    checkpoints/facts/config_json_test::test_describe_rope_names_the_table_of_a_pass""",
   "F6": """
     parity_test::test_rope_tables_are_those_of_transformers
-    model/config_test::test_yarn_attention_factor_follows_from_the_factor
-    model/config_test::test_yarn_scales_of_all_dimensions""",
+    checkpoints/facts/config_json_test::test_yarn_attention_factor_follows_from_the_factor
+    checkpoints/facts/config_json_test::test_yarn_scales_of_all_dimensions""",
   "F7": """
-    model/config_test::test_an_override_changes_the_table_and_is_written
-    model/config_test::test_a_bad_override_is_refused
-    model/hf_test::test_an_odd_rope_table_is_called_out""",
+    checkpoints/facts/config_json_test::test_an_override_changes_the_table_and_is_written
+    checkpoints/facts/config_json_test::test_a_bad_override_is_refused
+    checkpoints/checked_test::test_an_odd_rope_table_is_called_out""",
   "F8": """
     model/transformer_test::test_a_sliding_window_hides_the_first_token
     model/attention_test::test_keys_out_of_sight_never_matter
-    model/config_test::test_windows_are_read_per_layer
-    family_parity_test::test_logits_are_those_of_transformers""",
+    checkpoints/facts/config_json_test::test_windows_are_read_per_layer
+    checkpoints/family_parity_test::test_logits_are_those_of_transformers""",
   "F9": "model/attention_test::test_head_sizes",
   "G1": """
-    model/hf_test::test_shards_load_to_the_same
-    model/hf_test::test_wrong_tensors_are_named
-    model/hf_test::test_a_pattern_allows_missing_and_unexplained_tensors""",
+    checkpoints/checked_test::test_shards_load_to_the_same
+    checkpoints/checked_test::test_wrong_tensors_are_named
+    checkpoints/checked_test::test_a_pattern_allows_missing_and_unexplained_tensors""",
   "G2": """
-    model/hf_test::test_a_tied_head_may_be_stored_twice
-    model/hf_test::test_odd_weights_are_called_out
+    checkpoints/checked_test::test_a_tied_head_may_be_stored_twice
+    checkpoints/checked_test::test_odd_weights_are_called_out
     parity_test::test_logits_are_those_of_transformers""",
   "G3": """
-    model/gguf_test::test_tensors_come_back_in_hugging_face_layout
-    model/gguf_families_test::test_a_gguf_file_gives_the_model_of_its_safetensors
-    model/hf_test::test_other_layouts_are_refused_by_name""",
+    checkpoints/gguf/tensors_test::test_tensors_come_back_in_hugging_face_layout
+    checkpoints/gguf/families_test::test_a_gguf_file_gives_the_model_of_its_safetensors
+    checkpoints/checked_test::test_other_layouts_are_refused_by_name""",
   "G4": """
-    checkpoint_memory_test::test_the_host_holds_a_shard_and_two_tensors_at_most""",
+    checkpoints/memory_test::test_the_host_holds_a_shard_and_two_tensors_at_most""",
   "G5": """
-    convert_test::test_to_orbax_and_back_is_bit_equal
-    convert_test::test_verification_is_what_its_names_say
-    model/export_test::test_what_was_loaded_comes_out_bit_equal""",
+    checkpoints/convert_test::test_to_orbax_and_back_is_bit_equal
+    checkpoints/convert_test::test_verification_is_what_its_names_say
+    checkpoints/export_test::test_what_was_loaded_comes_out_bit_equal""",
   "G6": """
-    model/export_test::test_what_no_config_json_states_fails_before_anything_is_written
-    model/export_test::test_a_failed_export_leaves_nothing""",
-  "G7": "model/export_test::test_one_shard_is_one_file_that_stays",
+    checkpoints/export_test::test_what_no_config_json_states_fails_before_anything_is_written
+    checkpoints/export_test::test_a_failed_export_leaves_nothing""",
+  "G7": "checkpoints/export_test::test_one_shard_is_one_file_that_stays",
   "G8": """
-    model/hf_test::test_a_tokenizer_with_more_ids_than_the_model_is_refused
-    convert_test::test_verification_is_what_its_names_say""",
+    checkpoints/checked_test::test_a_tokenizer_with_more_ids_than_the_model_is_refused
+    checkpoints/convert_test::test_verification_is_what_its_names_say""",
   "G9": """
-    model/export_test::test_shards_keep_to_their_size_and_are_indexed
-    model/gguf_test::test_the_tokenizer_can_be_written_as_files
-    export_parity_test::test_an_exported_folder_has_our_logits_in_transformers""",
+    checkpoints/export_test::test_shards_keep_to_their_size_and_are_indexed
+    checkpoints/gguf/tensors_test::test_the_tokenizer_can_be_written_as_files
+    checkpoints/export_parity_test::test_an_exported_folder_has_our_logits_in_transformers""",
   "H1": """
-    checkpoint_test::test_eight_devices_write_what_any_number_reads
-    convert_test::test_eight_devices_write_and_any_number_reads
-    model/hf_test::test_slow_reading_says_that_it_goes_on""",
-  "H2": "checkpoint_test::test_eight_devices_write_what_any_number_reads",
+    training/checkpoint_test::test_eight_devices_write_what_any_number_reads
+    checkpoints/convert_test::test_eight_devices_write_and_any_number_reads
+    checkpoints/checked_test::test_slow_reading_says_that_it_goes_on""",
+  "H2": "training/checkpoint_test::test_eight_devices_write_what_any_number_reads",
   "H3": """
-    scoring_test::test_devices_change_nothing
-    train_step_test::test_every_mesh_has_the_loss_and_gradients_of_one_device
-    train_processes_test::test_two_processes_take_the_step_of_one""",
+    scoring/scorer_test::test_devices_change_nothing
+    training/step_test::test_every_mesh_has_the_loss_and_gradients_of_one_device
+    training/train_processes_test::test_two_processes_take_the_step_of_one""",
   "H4": """
-    distributed_test::test_one_process_joins_nobody
-    distributed_test::test_processes_that_do_not_come_are_reported
-    train_processes_test::test_two_processes_run_the_whole_program""",
+    runtime/processes_test::test_one_process_joins_nobody
+    runtime/processes_test::test_processes_that_do_not_come_are_reported
+    training/train_processes_test::test_two_processes_run_the_whole_program""",
   "H5": """
-    data_test::test_resuming_is_exact_on_any_number_of_processes
-    train_test::test_a_run_that_goes_on_elsewhere_ends_alike
-    train_test::test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit
-    train_kill_test::test_kill_9_loses_at_most_the_last_interval""",
+    training/data_test::test_resuming_is_exact_on_any_number_of_processes
+    training/run_test::test_a_run_that_goes_on_elsewhere_ends_alike
+    training/run_test::test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit
+    training/kill_test::test_kill_9_loses_at_most_the_last_interval""",
   "H6": """
-    data_test::test_a_step_is_all_of_its_accumulated_parts
-    train_step_test::test_accumulation_pools_what_parts_of_unequal_size_sum_to""",
+    training/data_test::test_a_step_is_all_of_its_accumulated_parts
+    training/step_test::test_accumulation_pools_what_parts_of_unequal_size_sum_to""",
   "H7": """
-    train_state_test::test_the_start_does_not_depend_on_the_mesh
-    train_step_test::test_every_mesh_has_the_loss_and_gradients_of_one_device""",
-  "H9": "checkpoint_test::test_twenty_saves_leave_no_memory_behind",
+    training/state_test::test_the_start_does_not_depend_on_the_mesh
+    training/step_test::test_every_mesh_has_the_loss_and_gradients_of_one_device""",
+  "H9": "training/checkpoint_test::test_twenty_saves_leave_no_memory_behind",
   "I1": """
-    rows_test::test_a_packed_row_holds_each_document_whole_and_once
-    rows_test::test_padding_is_known_by_its_position_and_not_by_its_id
-    data_test::test_an_epoch_trains_on_each_chunk_once
-    train_step_test::test_what_stands_in_the_padding_changes_nothing""",
-  "I2": "rows_test::test_padding_is_known_by_its_position_and_not_by_its_id",
+    training/rows_test::test_a_packed_row_holds_each_document_whole_and_once
+    training/rows_test::test_padding_is_known_by_its_position_and_not_by_its_id
+    training/data_test::test_an_epoch_trains_on_each_chunk_once
+    training/step_test::test_what_stands_in_the_padding_changes_nothing""",
+  "I2": "training/rows_test::test_padding_is_known_by_its_position_and_not_by_its_id",
   "I3": """
-    rows_test::test_padding_is_known_by_its_position_and_not_by_its_id
-    train_step_test::test_what_stands_in_the_padding_changes_nothing""",
+    training/rows_test::test_padding_is_known_by_its_position_and_not_by_its_id
+    training/step_test::test_what_stands_in_the_padding_changes_nothing""",
   "I4": """
     model/transformer_test::test_packed_documents_equal_separate_ones
-    rows_test::test_one_document_changes_nothing_of_its_neighbours
-    train_step_test::test_packed_documents_train_as_separate_ones
-    train_step_test::test_a_document_does_not_feel_another_in_its_row""",
+    training/rows_test::test_one_document_changes_nothing_of_its_neighbours
+    training/step_test::test_packed_documents_train_as_separate_ones
+    training/step_test::test_a_document_does_not_feel_another_in_its_row""",
   "I5": """
-    rows_test::test_a_packed_row_holds_each_document_whole_and_once
-    train_step_test::test_packed_documents_train_as_separate_ones""",
+    training/rows_test::test_a_packed_row_holds_each_document_whole_and_once
+    training/step_test::test_packed_documents_train_as_separate_ones""",
   "I6": """
-    rows_test::test_windows_of_a_row_are_those_of_its_documents
-    rows_test::test_targets_with_a_short_context_have_that_much_of_their_own_text
-    train_step_test::test_packed_documents_train_as_separate_ones
-    train_step_test::test_a_document_does_not_feel_another_in_its_row""",
+    training/rows_test::test_windows_of_a_row_are_those_of_its_documents
+    training/rows_test::test_targets_with_a_short_context_have_that_much_of_their_own_text
+    training/step_test::test_packed_documents_train_as_separate_ones
+    training/step_test::test_a_document_does_not_feel_another_in_its_row""",
   "I7": """
-    train_step_test::test_accumulation_pools_what_parts_of_unequal_size_sum_to
-    metric_log_test::test_steps_are_pooled_and_never_a_mean_of_means""",
+    training/step_test::test_accumulation_pools_what_parts_of_unequal_size_sum_to
+    training/metric_log_test::test_steps_are_pooled_and_never_a_mean_of_means""",
   "I8": """
-    losses_test::test_fused_equals_the_plain_composition
-    losses_test::test_fused_on_a_mesh_equals_fused_on_one_device
-    losses_test::test_weight_zero_contributes_exactly_nothing
-    train_step_test::test_stored_weights_multiply_each_targets_gradient""",
+    training/losses_test::test_fused_equals_the_plain_composition
+    training/losses_test::test_fused_on_a_mesh_equals_fused_on_one_device
+    training/losses_test::test_weight_zero_contributes_exactly_nothing
+    training/step_test::test_stored_weights_multiply_each_targets_gradient""",
   "I9": """
     configs_test::test_every_field_is_read_by_the_package
-    train_step_test::test_each_field_does_what_it_says
-    train_step_test::test_the_loss_is_that_of_the_definition
-    train_step_test::test_clipping_clips""",
+    training/step_test::test_each_field_does_what_it_says
+    training/step_test::test_the_loss_is_that_of_the_definition
+    training/step_test::test_clipping_clips""",
   "J1": """
-    windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
-    scoring_test::test_scores_are_the_papers
-    metrics_test::test_pooled_equals_the_concatenation""",
+    paper/windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
+    scoring/scorer_test::test_scores_are_the_papers
+    paper/metrics_test::test_pooled_equals_the_concatenation""",
   "J2": """
-    comparison_test::test_unlike_results_are_refused_by_name
-    report_test::test_unlike_results_are_refused_unless_forced
+    report/comparison_test::test_unlike_results_are_refused_by_name
+    report/page_test::test_unlike_results_are_refused_unless_forced
     longppl_test::test_key_tokens_of_unlike_runs_are_not_pooled""",
   "J3": """
-    results_test::test_perplexities_are_one_loss_over_several_counts
-    metrics_test::test_bits_per_byte_is_the_log_of_the_byte_perplexity""",
+    evaluation/results_test::test_perplexities_are_one_loss_over_several_counts
+    paper/metrics_test::test_bits_per_byte_is_the_log_of_the_byte_perplexity""",
   "J4": """
-    scoring_test::test_window_batch_changes_nothing
-    scoring_test::test_buckets_change_nothing
-    scoring_test::test_order_of_documents_changes_nothing
-    scoring_test::test_devices_change_nothing
-    scoring_test::test_a_run_repeats_to_the_bit
+    scoring/scorer_test::test_window_batch_changes_nothing
+    scoring/scorer_test::test_buckets_change_nothing
+    scoring/scorer_test::test_order_of_documents_changes_nothing
+    scoring/scorer_test::test_devices_change_nothing
+    scoring/scorer_test::test_a_run_repeats_to_the_bit
     model/transformer_test::test_padding_on_the_right_changes_nothing""",
   "J5": """
-    evaluation_test::test_the_evaluators_own_pass_is_taken
-    evaluation_test::test_any_other_model_runs
+    evaluation/passes_test::test_the_evaluators_own_pass_is_taken
+    evaluation/passes_test::test_any_other_model_runs
     longppl_test::test_the_evaluators_pass_is_the_models_own
-    evaluate_test::test_a_model_never_gets_the_numbers_of_another""",
+    evaluation/run_test::test_a_model_never_gets_the_numbers_of_another""",
   "J6": """
     longppl_test::test_key_tokens_of_another_text_are_refused
     longppl_test::test_other_thresholds_equal_finding_anew
-    spans_test::test_code_in_a_slice_file_is_never_run
-    spans_test::test_junk_in_a_slice_file_is_named
-    key_token_slices_test::test_span_behind_its_text_is_named_with_likely_causes
-    evaluate_test::test_what_the_user_named_must_be_that_of_the_store
-    score_test::test_a_store_of_other_settings_is_refused_by_field""",
+    paper/spans_test::test_code_in_a_slice_file_is_never_run
+    paper/spans_test::test_junk_in_a_slice_file_is_named
+    key_tokens/slices_test::test_span_behind_its_text_is_named_with_likely_causes
+    evaluation/run_test::test_what_the_user_named_must_be_that_of_the_store
+    scoring/run_test::test_a_store_of_other_settings_is_refused_by_field""",
   "J9": "model/transformer_test::test_a_bigram_model_has_the_tables_nll",
   "J10": """
-    metrics_test::test_paper_ppl_weights_a_document_by_its_ids
-    metrics_test::test_paper_and_strict_ppl_differ_when_lengths_do
-    results_test::test_ppl_is_weighted_as_the_protocol_says
+    paper/metrics_test::test_paper_ppl_weights_a_document_by_its_ids
+    paper/metrics_test::test_paper_and_strict_ppl_differ_when_lengths_do
+    evaluation/results_test::test_ppl_is_weighted_as_the_protocol_says
     longppl_test::test_longppl_is_the_papers""",
   "L1": """
     offline_test::test_the_api_works_without_network_and_torch
     offline_test::test_a_hub_id_says_at_once_what_to_copy_where
-    hub_test::test_a_missing_one_says_what_to_copy_where
-    hub_test::test_a_hub_that_never_answers_is_not_waited_for""",
+    checkpoints/hub_test::test_a_missing_one_says_what_to_copy_where
+    checkpoints/hub_test::test_a_hub_that_never_answers_is_not_waited_for""",
   "L2": "offline_test::test_the_api_works_without_network_and_torch",
   "L3": """
-    score_test::test_a_killed_run_ends_as_one_that_was_not
-    score_test::test_a_finished_document_is_not_scored_again
-    evaluate_test::test_a_killed_evaluation_ends_as_one_that_was_not
-    result_files_test::test_a_torn_last_line_costs_its_document_alone""",
-  "L4": "evaluate_test::test_the_rows_per_token_sum_to_the_result",
+    scoring/run_test::test_a_killed_run_ends_as_one_that_was_not
+    scoring/run_test::test_a_finished_document_is_not_scored_again
+    evaluation/run_test::test_a_killed_evaluation_ends_as_one_that_was_not
+    evaluation/files_test::test_a_torn_last_line_costs_its_document_alone""",
+  "L4": "evaluation/run_test::test_the_rows_per_token_sum_to_the_result",
   "L5": """
     commands_test::test_a_mistake_is_one_line_and_status_2
     scripts_test::test_a_documented_command_works
@@ -329,10 +329,10 @@ CASES = {
     configs_test::test_every_field_is_read_by_the_package""",
   "L6": "commands_test::test_a_mistake_is_one_line_and_status_2",
   "L7": """
-    corpus_test::test_row_ranges_together_equal_one_run
-    corpus_test::test_columns_pass_through
+    text/corpus_test::test_row_ranges_together_equal_one_run
+    text/corpus_test::test_columns_pass_through
     commands_test::test_a_row_range_is_two_numbers
-    score_test::test_a_finished_document_is_not_scored_again""",
+    scoring/run_test::test_a_finished_document_is_not_scored_again""",
 }
 
 

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from command_line import run
-from tiny_runs import make_config, save_models, write_jsonl
+from support.command_line import run
+from support.tiny_runs import make_config, save_models, write_jsonl
 
 from longctx_jax import commands
 

@@ -6,10 +6,13 @@ import sys
 
 import pytest
 from absl import flags
-from command_line import ROOT
 from ml_collections import ConfigDict, config_flags
+from support.command_line import ROOT
 
-from longctx_jax import retrieval, score, sharding, train_config
+from longctx_jax.experiments.retrieval import experiment
+from longctx_jax.model import sharding
+from longctx_jax.scoring import setup
+from longctx_jax.training import config as config_lib
 
 # ml_collections 1.1 loads a config so.
 pytestmark = pytest.mark.filterwarnings(
@@ -91,11 +94,11 @@ def test_it_loads_locked_with_settings_that_a_run_can_have(
 ):
   config = load(monkeypatch, path, variant)
   if "longppl" in config:
-    block, check = "longppl", score.check_config
+    block, check = "longppl", setup.check_config
   elif "arms" in config:
-    block, check = "loss", retrieval.check_config
+    block, check = "loss", experiment.check_config
   else:
-    block, check = "loss", train_config.check_config
+    block, check = "loss", config_lib.check_config
   if "loss" in config and "weights" in config.loss:
     # The command line names the store.
     stored = config.loss.weights == "stored"
@@ -143,7 +146,7 @@ def test_every_field_is_read_by_the_package(monkeypatch):
   """Case I9: a field that nothing reads is a promise that is not kept."""
   source = "".join(
     path.read_text()
-    for path in (ROOT / "longctx_jax").glob("*.py")
+    for path in (ROOT / "longctx_jax").rglob("*.py")
     if path.stem != "commands"
   )
   # Handed on as a whole, to a dataclass that knows each field.

@@ -1,6 +1,5 @@
 """Eight CPU devices, strict JAX, no network."""
 
-import contextlib
 import os
 import pathlib
 import socket
@@ -14,6 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from support.checks import one_device_mesh  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -53,20 +53,6 @@ def no_network(monkeypatch):
 @pytest.fixture
 def rng():
   return np.random.default_rng(0)
-
-
-@contextlib.contextmanager
-def refuses(message, kind=ValueError):
-  """Expects an error; `pytest -rP` shows its text."""
-  with pytest.raises(kind, match=message) as caught:
-    yield
-  print(caught.value)
-
-
-def one_device_mesh():
-  from longctx_jax import sharding
-
-  return sharding.make_mesh({"data": 1}, jax.devices()[:1])
 
 
 @pytest.fixture

@@ -15,19 +15,19 @@ import pytest
 from tokenizers import pre_tokenizers
 
 import longctx_jax as lc
-from longctx_jax import (
-  corpus,
-  demo,
-  evaluation,
-  key_token_slices,
-  scoring,
-  sharding,
-  spans,
-  testing,
-)
-from longctx_jax.model import config as config_lib
-from longctx_jax.model import gguf, gguf_tokenizer, hf
-from longctx_jax.tokenizer import TextTokenizer
+from longctx_jax import testing
+from longctx_jax.checkpoints import checked
+from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints.gguf import tensors
+from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
+from longctx_jax.evaluation import passes
+from longctx_jax.experiments import demo
+from longctx_jax.key_tokens import slices as slices_lib
+from longctx_jax.model import sharding
+from longctx_jax.paper import spans
+from longctx_jax.scoring import scorer
+from longctx_jax.text import corpus
+from longctx_jax.text.tokenizer import TextTokenizer
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -97,9 +97,9 @@ def test_a_document_has_the_references_values(smollm2, name, tmp_path):
 def test_random_models_have_transformers_logits(family, mesh):
   # cases F4, F8: at lengths past the original context and the windows
   facts = json.loads((GOLDEN / "tiny.json").read_text())[family]
-  config = config_lib.from_hf(facts["config"], source=family)
+  config = config_json.from_hf(facts["config"], source=family)
   source = testing.RandomSource(config, seed=facts["seed"])
-  assert hf.checksum(source) == facts["checksum"], "not the stored weights"
+  assert checked.checksum(source) == facts["checksum"], "not the stored weights"
   model = testing.tiny_model(config, seed=facts["seed"], mesh=mesh)
   with np.load(GOLDEN / "tiny.npz") as arrays:
     ids, logits = arrays[f"{family}.ids"], arrays[f"{family}.logits"]
@@ -129,8 +129,8 @@ def as_transformers_splits(smollm2):
   It ignores the pre-tokenizer that the file names, which sets digits apart:
   line breaks in front of a digit become other ids.
   """
-  source = gguf.GgufSource(demo.embedded_model())
-  backend = gguf_tokenizer.load_tokenizer(source)
+  source = tensors.GgufSource(demo.embedded_model())
+  backend = tokenizer_lib.load_tokenizer(source)
   backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer = TextTokenizer(backend, name="SmolLM2")
   return dataclasses.replace(smollm2, tokenizer=tokenizer)
@@ -173,7 +173,7 @@ def test_another_tokenizer_gets_the_references_key_tokens(
       slices.mkdir()
       shutil.copy(folder / "slices" / facts["slices"], slices / "slice_0.txt")
       documents = corpus.open_corpus([str(data)])
-      store = key_token_slices.read_slice_store(slices, documents)
+      store = slices_lib.read_slice_store(slices, documents)
       (keys,) = store
       (document,) = documents
       check_another_tokenizer(model, document.text, keys, facts, arrays)
@@ -186,8 +186,8 @@ def check_another_tokenizer(model, text, keys, facts, arrays):
   targets = spans.project(keys.spans, encoding.offsets[1:], policy="contained")
   # The reference's indices are those of the targets, too.
   assert np.flatnonzero(targets).tolist() == facts["key_tokens_shifted"]
-  run = evaluation.Evaluation(
-    scoring.make_scorer(model, short_len=1, stride=1), keys.manifest
+  run = passes.Evaluation(
+    scorer.make_scorer(model, short_len=1, stride=1), keys.manifest
   )
   (done,) = run.evaluate([(keys, text)])
   np.testing.assert_allclose(-done.log_probs, arrays["nll"], rtol=0, atol=NATS)

@@ -10,14 +10,17 @@ import functools
 import json
 import math
 
-import definition
 import numpy as np
 import pytest
 import tokenizers
-from conftest import one_device_mesh
+from support import definition
+from support.checks import one_device_mesh
 
-from longctx_jax import evaluation, key_tokens, longppl, protocol, testing
-from longctx_jax.tokenizer import TextTokenizer
+from longctx_jax import longppl, testing
+from longctx_jax.evaluation import passes
+from longctx_jax.key_tokens import record
+from longctx_jax.scoring import protocol
+from longctx_jax.text.tokenizer import TextTokenizer
 
 K, D = 48, 16
 # A tiny model gains little from context; these thresholds make many keys.
@@ -470,4 +473,4 @@ def test_every_byte_of_a_key_character_is_key(evaluator, keys):
 def test_no_reason_is_unknown_to_the_evaluation():
   """Every reason either ends the evaluation or comes with log-probs."""
   scored = {"too_short", "no_key_tokens"}
-  assert set(key_tokens.REASONS) == {*evaluation.UNREADABLE, *scored}
+  assert set(record.REASONS) == {*passes.UNREADABLE, *scored}

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from command_line import run
-from tiny_runs import D, K, make_texts, save_models
+from support.command_line import run
+from support.tiny_runs import D, K, make_texts, save_models
 
 # In the server of `run`, no socket connects and torch is not there.
 SCRIPT = f"""

@@ -4,18 +4,21 @@ import dataclasses
 import pathlib
 import sys
 
-import family_cases
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
 import transformers
+from support import family_cases
 
 import longctx_jax as lc
-from longctx_jax import demo, spans, testing
-from longctx_jax.model import config as config_lib
-from longctx_jax.model import gguf, rope
+from longctx_jax import testing
+from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints.gguf import tensors as tensors_lib
+from longctx_jax.experiments import demo
+from longctx_jax.model import rope
 from longctx_jax.model.rope import RopeConfig
+from longctx_jax.paper import spans
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -103,12 +106,12 @@ def test_a_config_survives_transformers(name, tmp_path):
   config = tiny(name)
   testing.RandomSource(config, seed=1).save(tmp_path / "ours")
   theirs = transformers.AutoConfig.from_pretrained(str(tmp_path / "ours"))
-  assert config_lib.from_hf(theirs.to_dict(), source=name) == config
+  assert config_json.from_hf(theirs.to_dict(), source=name) == config
   # Nor does an older reader, which knows of no types of layers, go astray.
-  fields = config_lib.to_hf(config)
+  fields = config_json.to_hf(config)
   fields.pop("layer_types", None)
   theirs = type(theirs).from_dict(fields)
-  assert config_lib.from_hf(theirs.to_dict(), source=name) == config
+  assert config_json.from_hf(theirs.to_dict(), source=name) == config
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
@@ -124,7 +127,7 @@ def test_rope_tables_are_those_of_transformers(name, schema, head_dim):
   config = testing.tiny_config(
     ropes=(table,), head_dim=head_dim, max_position=131072
   )
-  fields = config_lib.to_hf(config)
+  fields = config_json.to_hf(config)
   if schema == "new":
     del fields["rope_theta"], fields["rope_scaling"]
   else:
@@ -137,7 +140,7 @@ def test_rope_tables_are_those_of_transformers(name, schema, head_dim):
   theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(
     transformers.LlamaConfig.from_dict(fields)
   )
-  ours = config_lib.from_hf(fields, source=name).rope
+  ours = config_json.from_hf(fields, source=name).rope
   assert ours == table
   np.testing.assert_array_max_ulp(
     rope.inverse_frequencies(ours, head_dim), theirs.inv_freq.numpy(), 2
@@ -159,7 +162,7 @@ def test_every_rope_type_is_compared():
   compared |= {
     table.rope_type
     for name, fields in family_cases.CASES.items()
-    for table in config_lib.from_hf(fields, source=name).ropes
+    for table in config_json.from_hf(fields, source=name).ropes
   }
   assert compared == set(rope.ROPE_TYPES) - {"eabf"}
 
@@ -308,7 +311,7 @@ def test_only_tokens_over_split_characters_can_be_key_here_alone(
 def test_smollm2_reads_and_scores_as_on_torch(mesh, tmp_path):
   path = demo.embedded_model()
   theirs = torch_reference.load_gguf(path)
-  source = gguf.GgufSource(path)
+  source = tensors_lib.GgufSource(path)
   tensors = theirs[0].state_dict()
   for name in source.shapes:
     np.testing.assert_array_equal(source.read(name), tensors[name])

@@ -9,10 +9,10 @@ import shlex
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command_line import ROOT, run
-from tiny_runs import ALPHA, FLAGS, make_texts, save_models
+from support.command_line import ROOT, run
+from support.tiny_runs import ALPHA, FLAGS, make_texts, save_models
 
-from longctx_jax import key_token_store
+from longctx_jax.key_tokens import store as store_lib
 
 SCRIPTS = {path.stem: path for path in sorted((ROOT / "scripts").glob("*.py"))}
 # Where commands are documented.
@@ -177,7 +177,7 @@ def test_too_short_documents_say_which_windows_would_fit(finished, folder):
 def test_the_page_shows_the_documents_with_most_key_tokens(finished, folder):
   assert "wrote many/report.html" in finished["html"].out
   page = (folder / "many" / "report.html").read_text()
-  store = key_token_store.read_store(folder / "keys" / "key_tokens")
+  store = store_lib.read_store(folder / "keys" / "key_tokens")
   counts = {row.doc_id: int(row.key_mask.sum()) for row in store}
   shown = {name for name in counts if name in page}
   assert shown == set(sorted(counts, key=counts.get)[-2:])

@@ -10,24 +10,19 @@ import runpy
 
 import jax
 import jax.numpy as jnp
-import published_models
 import pytest
-from command_line import ROOT
 from flax import nnx
 from jax.experimental import topologies
+from support import published_models
+from support.command_line import ROOT
 
-from longctx_jax import (
-  optimizer,
-  rows,
-  scoring,
-  sharding,
-  testing,
-  train,
-  train_config,
-)
-from longctx_jax.loading import LoadedModel
-from longctx_jax.model import hf, partition
+from longctx_jax import testing
+from longctx_jax.model import parameters, partition, sharding
+from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.model.rope import RopeConfig
+from longctx_jax.scoring import scorer as scorer_lib
+from longctx_jax.training import config as config_lib
+from longctx_jax.training import optimizer, rows, run
 
 pytestmark = pytest.mark.tpu_compile
 
@@ -91,8 +86,10 @@ def mesh(topology_mesh):
 
 def abstract_model(config, mesh, dtype=jnp.bfloat16):
   """A model whose parameters are shapes with shardings."""
-  graphdef, params = hf.abstract_model(config, jnp.dtype(dtype))
-  shapes = {name: leaf.shape for name, leaf in hf.flatten(params).items()}
+  graphdef, params = parameters.abstract_model(config, jnp.dtype(dtype))
+  shapes = {
+    name: leaf.shape for name, leaf in parameters.flatten(params).items()
+  }
   placed = partition.parameter_shardings(config, shapes, mesh)
 
   def place(path, leaf):
@@ -119,7 +116,7 @@ def abstract_model(config, mesh, dtype=jnp.bfloat16):
 
 def compile_pass(model, name, shape, *static, **options):
   """The compiled pass of a scorer."""
-  scorer = scoring.make_scorer(model, backend="splash", **options)
+  scorer = scorer_lib.make_scorer(model, backend="splash", **options)
   ids, lengths = (
     jax.ShapeDtypeStruct(
       size, jnp.int32, sharding=sharding.batch_sharding(model.mesh)
@@ -199,7 +196,7 @@ def test_the_scoring_of_govreport_llama31_8b_compiles(topology_mesh, name):
   window = dict(
     short_len=config.longppl.short_len, stride=config.longppl.stride
   )
-  scorer = scoring.make_scorer(
+  scorer = scorer_lib.make_scorer(
     model, window_batch=4, backend="splash", **window
   )
   shape, static = {
@@ -221,15 +218,15 @@ def test_the_step_of_llama2_7b_compiles_at_32k(topology_mesh, variant):
   config.model.dtype, config.model.backend = "bfloat16", "splash"
   config.loss.window_batch = 4  # What a TPU would take.
   mesh = topology_mesh("v5p:2x2x2", dict(config.mesh))
-  model = train_config.adapted(
+  model = config_lib.adapted(
     config,
     abstract_model(testing.tiny_config(**LLAMA2_7B), mesh, jnp.float32),
   )
   rule = optimizer.make_optimizer(
-    train_config.optimizer_config(config), config.optimizer.steps
+    config_lib.optimizer_config(config), config.optimizer.steps
   )
-  state = train.describe_state(model, rule)
-  data = train_config.data_config(config, "anywhere")
+  state = run.describe_state(model, rule)
+  data = config_lib.data_config(config, "anywhere")
   one = rows.make_row(
     [[1, 2, 3]],
     seq_len=data.seq_len,
@@ -245,7 +242,7 @@ def test_the_step_of_llama2_7b_compiles_at_32k(topology_mesh, variant):
     )
     for name, field in one.items()
   }
-  compiled = train.compile_step(config, model, state, batch)
+  compiled = run.compile_step(config, model, state, batch)
   assert count_kernels(compiled)
   assert print_memory(f"llama2_7b:{variant}", compiled) < 80 * GIB
 

@@ -8,7 +8,8 @@ r"""Makes the page that docs/heatmap.png is a photograph of.
 
 from absl import app, flags
 
-from longctx_jax import report
+from longctx_jax.evaluation import files
+from longctx_jax.report import heatmap, page
 
 _WORKDIR = flags.DEFINE_string("workdir", "runs/demo", "of the demo")
 _OUTPUT = flags.DEFINE_string("output", "card.html", "the page")
@@ -18,9 +19,9 @@ def main(argv):
   """Writes the page: the document with most key tokens, and the models."""
   del argv
   chapters = f"{_WORKDIR.value}/data/python_reference.jsonl"
-  documents = report.heatmap_documents(_WORKDIR.value, [chapters], "text", 1)
-  report.render_card(
-    report.load_results(_WORKDIR.value),
+  documents = heatmap.heatmap_documents(_WORKDIR.value, [chapters], "text", 1)
+  page.render_card(
+    files.load_results(_WORKDIR.value),
     documents[0],
     _OUTPUT.value,
     subtitle="SmolLM2-135M reads the Python language reference",

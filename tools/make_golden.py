@@ -18,9 +18,10 @@ import torch_reference
 import transformers
 from absl import app, flags
 
-from longctx_jax import demo, testing
-from longctx_jax.model import config as config_lib
-from longctx_jax.model import hf
+from longctx_jax import testing
+from longctx_jax.checkpoints import checked
+from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.experiments import demo
 from longctx_jax.model.rope import RopeConfig
 
 _OUT = flags.DEFINE_string("out", "tests/golden", "Folder to write to.")
@@ -108,9 +109,9 @@ def make_tiny(out: pathlib.Path) -> None:
     with torch.no_grad():
       logits = model(torch.from_numpy(ids).long()).logits.numpy()
     facts[name] = {
-      "config": config_lib.to_hf(config),
+      "config": config_json.to_hf(config),
       "seed": seed,
-      "checksum": hf.checksum(source),
+      "checksum": checked.checksum(source),
       "row_step": _TINY_ROW_STEP,
     }
     arrays[f"{name}.ids"] = ids

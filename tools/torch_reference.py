@@ -16,8 +16,9 @@ import torch
 import transformers
 from longppl import longppl
 
-from longctx_jax import spans
-from longctx_jax.model import gguf, gguf_tokenizer
+from longctx_jax.checkpoints.gguf import tensors
+from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
+from longctx_jax.paper import spans
 
 
 class Recorder:
@@ -131,7 +132,7 @@ def load_gguf(
   model = transformers.AutoModelForCausalLM.from_pretrained(
     str(path.parent), gguf_file=path.name, dtype=torch.float32
   )
-  tokenizer = gguf_tokenizer.load_tokenizer(gguf.GgufSource(path))
+  tokenizer = tokenizer_lib.load_tokenizer(tensors.GgufSource(path))
   return model.eval(), transformers.PreTrainedTokenizerFast(
     tokenizer_object=tokenizer
   )

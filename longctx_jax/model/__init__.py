@@ -1,1 +1,1 @@
-"""The decoder: config, RoPE, attention, layers, checkpoints."""
+"""The decoder."""

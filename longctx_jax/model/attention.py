@@ -12,14 +12,13 @@ import numpy as np
 from absl import logging
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model.blockwise import blockwise_attention
+from longctx_jax.model.backends.blockwise import blockwise_attention
+from longctx_jax.model.backends.cudnn import DTYPES as CUDNN_DTYPES
+from longctx_jax.model.backends.cudnn import cudnn_attention
+from longctx_jax.model.backends.splash import splash_attention
 from longctx_jax.model.config import ModelConfig
-from longctx_jax.model.cudnn import DTYPES as CUDNN_DTYPES
-from longctx_jax.model.cudnn import cudnn_attention
-from longctx_jax.model.splash import splash_attention
 
 BACKENDS = ("plain", "blockwise", "splash", "cudnn")
-
 _CHECKED_LENGTHS = (64, 100, 128, 192)
 # Largest error over the largest value. A TPU multiplies float32 in bfloat16
 # passes by default; a mask that is off by one key is off by 0.1 and more.

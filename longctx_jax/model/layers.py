@@ -12,6 +12,8 @@ from jaxtyping import Array, Float
 from longctx_jax.model.config import ModelConfig
 
 init = nnx.initializers.normal(0.02)
+
+
 ACTIVATIONS = {
   "silu": jax.nn.silu,
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),

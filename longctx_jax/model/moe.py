@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from longctx_jax import sharding
+from longctx_jax.model import sharding
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.layers import ACTIVATIONS, Linear, init
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from longctx_jax import sharding
+from longctx_jax.model import sharding
 from longctx_jax.model.config import ModelConfig
 
 
 def partition_rules(config: ModelConfig) -> sharding.Rules:
-  """The table for a config; parameter names as in `names.parameter_table`."""
+  """The table for a config; parameter names as in `tensor_map.parameter_table`."""
   # Experts stack once more: L E D F.
   stack = (None, None) if config.num_experts else (None,)
   rules = [

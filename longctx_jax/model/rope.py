@@ -29,7 +29,11 @@ _REQUIRED = {
   "longrope": ("original_max_position", "short_factor", "long_factor"),
   "eabf": ("original_max_position",),
 }
+
+
 ROPE_TYPES = tuple(_REQUIRED)
+
+
 _LISTS = ("short_factor", "long_factor")
 # Named in a description only where they are not these.
 _USUAL = {"beta_fast": 32.0, "beta_slow": 1.0, "rotary_share": 1.0}

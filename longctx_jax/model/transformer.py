@@ -7,9 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from longctx_jax import log_probs, sharding
-from longctx_jax.model import attention as attention_lib
-from longctx_jax.model import rope
+from longctx_jax.model import attention, log_probs, rope, sharding
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.layers import Linear, Mlp, RMSNorm, init
 from longctx_jax.model.moe import Experts
@@ -188,7 +186,7 @@ class Transformer(nnx.Module):
           tuple(part[:, rows] for part in tables[table]),
           None if gain is None else gain[:, rows],
         )
-        return attention_lib.attention(
+        return attention.attention(
           q,
           rope.apply_rope(k, tables[table]),
           v,

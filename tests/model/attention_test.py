@@ -8,8 +8,9 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from longctx_jax import sharding, testing
-from longctx_jax.model import attention, blockwise, cudnn, splash
+from longctx_jax import testing
+from longctx_jax.model import attention, sharding
+from longctx_jax.model.backends import blockwise, cudnn, splash
 
 # rows, keys, first row, window, sink, segments, cap
 CASES = [

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from longctx_jax import sharding, testing
-from longctx_jax.model import moe
+from longctx_jax import testing
+from longctx_jax.model import moe, sharding
 
 CONFIG = testing.tiny_config(
   model_type="mixtral",

@@ -4,7 +4,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import refuses
+from support.checks import refuses
 
 from longctx_jax.model import rope
 from longctx_jax.model.rope import RopeConfig

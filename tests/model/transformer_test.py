@@ -2,22 +2,23 @@ import dataclasses
 import functools
 import time
 
-import family_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from support import family_cases
 
-from longctx_jax import log_probs, sharding, testing
-from longctx_jax.model import config as config_lib
-from longctx_jax.model import hf
+from longctx_jax import testing
+from longctx_jax.checkpoints import checked, hf_folder
+from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.model import log_probs, parameters, sharding
 from longctx_jax.model.rope import RopeConfig
 from longctx_jax.model.transformer import Transformer
 
 
 def family(name):
-  return config_lib.from_hf(family_cases.CASES[name], source=name)
+  return config_json.from_hf(family_cases.CASES[name], source=name)
 
 
 KINDS = {
@@ -124,7 +125,7 @@ def test_a_bigram_model_has_the_tables_nll(mesh):
     model.params,
   )
   model = dataclasses.replace(model, params=zeroed)
-  names = hf.flatten(zeroed)
+  names = parameters.flatten(zeroed)
   embedding = np.asarray(names["embedding"][...], np.float64)
   rms = np.sqrt((embedding**2).mean(1, keepdims=True) + config.norm_eps)
   hidden = embedding / rms * np.asarray(names["norm.scale"][...], np.float64)
@@ -207,7 +208,7 @@ def test_entropy_aware_queries_are_the_plain_model_up_to_the_original(
 def test_one_block_is_lowered_whatever_the_depth(name):
   def text(num_layers):
     fields = family_cases.CASES[name] | {"num_hidden_layers": num_layers}
-    config = config_lib.from_hf(fields, source=name)
+    config = config_json.from_hf(fields, source=name)
     abstract = nnx.eval_shape(
       lambda: Transformer(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
     )
@@ -253,10 +254,10 @@ def test_families_of_the_golden_folder_have_transformers_logits(
   assert len(names) == 8
   for name in names:
     folder = golden_dir / "golden" / "tiny" / name
-    source = hf.SafetensorsSource(folder)
-    config = config_lib.from_hf(source.config, source=name)
+    source = hf_folder.SafetensorsSource(folder)
+    config = config_json.from_hf(source.config, source=name)
     model = nnx.merge(
-      *hf.load_parameters(source, config, dtype=jnp.float32, mesh=mesh)
+      *checked.load_parameters(source, config, dtype=jnp.float32, mesh=mesh)
     )
     stored = np.load(folder / "golden.npz")
     logits = jax.jit(lambda ids, model=model: model.logits(model(ids)))(

@@ -1,0 +1,1 @@
+"""config.json to `ModelConfig` and back."""

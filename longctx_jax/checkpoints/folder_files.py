@@ -1,0 +1,129 @@
+"""What stands beside the weights in a folder: config.json, the tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints.gguf import tensors, tokenizer
+from longctx_jax.model.config import ModelConfig
+
+_COPIED = (
+  "tokenizer*",
+  "vocab*",
+  "merges.txt",
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "chat_template*",
+  "spiece.model",
+  "tekken.json",
+  "*.tiktoken",
+  "tokenization_*.py",
+  "generation_config.json",
+)
+
+
+# Facts for generation, which `ModelConfig` does not hold.
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def config_fields(
+  config: ModelConfig, *, dtype: str, origin: pathlib.Path | None
+) -> dict[str, Any]:
+  """The config.json of a model, with the special ids of its origin.
+
+  Args:
+    config: the facts.
+    dtype: of the weights; transformers loads them in it.
+    origin: folder or .gguf file that the model came from.
+
+  Raises:
+    ValueError: for a model that no config.json can state, before anything is
+      written.
+  """
+  fields = config_json.to_hf(config)
+  back = config_json.from_hf(fields, source="the exported config.json")
+  if back != config:
+    lost = [
+      name
+      for name, value in vars(config).items()
+      if value != getattr(back, name)
+    ]
+    raise ValueError(
+      f"a config.json of {config.model_type} cannot state "
+      f"{', '.join(f'{name}={getattr(config, name)!r}' for name in lost)}"
+    )
+  fields |= {"dtype": dtype, "torch_dtype": dtype}
+  found = _origin_fields(origin)
+  return fields | {name: found[name] for name in _SPECIAL_IDS if name in found}
+
+
+def _origin_fields(origin):
+  if origin is None:
+    return {}
+  if origin.suffix == ".gguf":
+    return tensors.GgufSource(origin).config
+  path = origin / "config.json"
+  fields = json.loads(path.read_text()) if path.is_file() else {}
+  return (fields.get("text_config") or {}) | fields
+
+
+def write_assets(
+  folder: pathlib.Path, fields: dict[str, Any], origin: pathlib.Path | None
+) -> None:
+  """Writes config.json, and copies tokenizer and generation config.
+
+  Args:
+    folder: exists.
+    fields: of the config.json.
+    origin: folder, or .gguf file whose tokenizer is written out; None: the
+      folder gets no tokenizer.
+  """
+  (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+  if origin is None:
+    return
+  if origin.suffix == ".gguf":
+    tokenizer.save_tokenizer(tensors.GgufSource(origin), folder)
+    ids = {name: fields[name] for name in _SPECIAL_IDS if name in fields}
+    (folder / "generation_config.json").write_text(json.dumps(ids, indent=2))
+    return
+  for pattern in _COPIED:
+    for path in sorted(origin.glob(pattern)):
+      if path.is_file():
+        shutil.copyfile(path, folder / path.name)
+
+
+def require_free(folder: pathlib.Path) -> None:
+  """Raises FileExistsError where `folder` exists and is not empty."""
+  if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    raise FileExistsError(
+      f"{folder} exists: give another folder, or move it out of the way"
+    )
+
+
+@contextlib.contextmanager
+def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+  """A folder to write into, which appears as `folder` when all is written.
+
+  Raises:
+    FileExistsError: where `folder` exists and is not empty.
+  """
+  folder = pathlib.Path(folder)
+  require_free(folder)
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  part = pathlib.Path(
+    tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent)
+  )
+  try:
+    yield part
+    part.chmod(0o755)
+    os.replace(part, folder)
+  finally:
+    shutil.rmtree(part, ignore_errors=True)

@@ -1,0 +1,137 @@
+"""Hugging Face checkpoints: tensors, their identity, and the way to parameters.
+
+A source of tensors has `path`, `config`, `shapes`, `read(name, index)`,
+`raw(name)` and `weight_format`: `SafetensorsSource`, `tensors.GgufSource`,
+`export.ParameterSource`.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import ml_dtypes  # noqa: F401  safetensors reads bfloat16 only with it
+import numpy as np
+import safetensors
+
+from longctx_jax.checkpoints import tensor_map
+
+_KINDS = ("BF16", "F16", "F32")
+
+
+class SafetensorsSource:
+  """The tensors of a folder with config.json and *.safetensors.
+
+  One shard is open at a time: its pages count as memory of the process.
+
+  Attributes:
+    path: of the folder.
+    config: the parsed config.json.
+    shapes: tensor name -> shape; names as in `tensor_map.parameter_table`, whatever
+      prefix the file gives them.
+    weight_format: e.g. "safetensors BF16".
+  """
+
+  def __init__(self, folder: str | pathlib.Path):
+    """Reads the headers.
+
+    Raises:
+      FileNotFoundError: for a missing config, index or shard, before anything
+        is read; the missing files are named.
+      ValueError: for quantised tensors, or an index that names others.
+    """
+    self._folder = pathlib.Path(folder)
+    self.path = str(folder)
+    self._file, self._handle = "", None
+    path = self._folder / "config.json"
+    if not path.is_file():
+      raise FileNotFoundError(f"{folder}: no config.json")
+    self.config: dict[str, Any] = json.loads(path.read_text())
+    index = self._folder / "model.safetensors.index.json"
+    indexed, files = {}, ["model.safetensors"]
+    if index.is_file():
+      indexed = json.loads(index.read_text())["weight_map"]
+      files = sorted(set(indexed.values()))
+    absent = [file for file in files if not (self._folder / file).is_file()]
+    if absent:
+      others = sorted(
+        path.name
+        for pattern in ("*.bin", "*.pth", "consolidated*.safetensors")
+        for path in self._folder.glob(pattern)
+      )
+      hint = (
+        f"; {others[0]} is in another layout, which is not read: convert it "
+        "with transformers, or take the files that the hub has beside it"
+        if others
+        else ""
+      )
+      raise FileNotFoundError(f"{folder}: missing {', '.join(absent)}{hint}")
+    stored = {
+      name: (file, tuple(part.get_shape()), part.get_dtype())
+      for file in files
+      for name, part in _parts(self._open(file))
+    }
+    lost = sorted(set(indexed) - set(stored))
+    if lost:
+      raise ValueError(f"{folder}: in the index but in no shard: {lost[:8]}")
+    self._refuse_quantised({name: kind for name, (*_, kind) in stored.items()})
+    # Base models without a head leave the prefix out.
+    prefix = "model." if "embed_tokens.weight" in stored else ""
+    self._places = {}
+    for name, (file, _, _) in stored.items():
+      plain = tensor_map.text_tensor(name, self.config.get("model_type"))
+      if plain is not None and plain != "lm_head.weight":
+        plain = prefix + plain
+      if plain is not None:
+        self._places[plain] = file, name
+    self.shapes = {
+      plain: stored[name][1] for plain, (_, name) in self._places.items()
+    }
+    kinds = {stored[name][2] for _, name in self._places.values()}
+    self.weight_format = f"safetensors {'+'.join(sorted(kinds))}"
+
+  def _open(self, file):
+    if self._file != file:
+      self._handle = None  # Its pages go before the next come.
+      self._handle = safetensors.safe_open(
+        self._folder / file, framework="numpy"
+      )
+      self._file = file
+    return self._handle
+
+  def _refuse_quantised(self, kinds):
+    odd = [name for name, kind in kinds.items() if kind not in _KINDS]
+    if odd:
+      stated = self.config.get("quantization_config") or {}
+      method = stated.get("quant_method") or _guess_method(odd[0], kinds)
+      raise ValueError(
+        f"{self._folder}: the checkpoint is quantised ({method}): {odd[0]} is "
+        f"{kinds[odd[0]]}. Readable are {', '.join(_KINDS)}: use the "
+        "unquantised checkpoint, a GGUF file, or log-probs computed elsewhere "
+        "(scripts/eval.py --log_probs)"
+      )
+
+  def read(self, name: str, index: tuple[slice, ...] = ()) -> np.ndarray:
+    """A part of the tensor, or all of it, in the stored dtype."""
+    file, stored = self._places[name]
+    if not index:
+      return self._open(file).get_tensor(stored)
+    return self._open(file).get_slice(stored)[index]
+
+  def raw(self, name: str) -> np.ndarray:
+    """The stored bits as unsigned integers."""
+    tensor = self.read(name)
+    return tensor.view(np.dtype(f"u{tensor.dtype.itemsize}"))
+
+
+def _parts(file):
+  return ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118
+
+
+def _guess_method(name, kinds):
+  if kinds[name].startswith("F8"):
+    return "FP8"
+  if name.endswith((".qweight", ".qzeros", ".g_idx")):
+    return "GPTQ" if any(n.endswith(".g_idx") for n in kinds) else "AWQ or GPTQ"
+  return "bitsandbytes" if kinds[name] in ("I8", "U8") else "unknown method"

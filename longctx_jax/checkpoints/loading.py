@@ -1,0 +1,159 @@
+"""From a path or hub id to a model on a mesh with its tokenizer."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from longctx_jax.checkpoints import checked, hf_folder, hub, orbax_folder
+from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints.gguf import tensors
+from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
+from longctx_jax.model import parameters, sharding
+from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.runtime.progress import heartbeat
+from longctx_jax.text.tokenizer import TextTokenizer
+
+
+def load_model(
+  path: str | pathlib.Path,
+  *,
+  mesh: jax.sharding.Mesh | None = None,
+  dtype: Any = None,
+  allow_missing: str = "",
+) -> LoadedModel:
+  """Loads a model and its tokenizer.
+
+  Args:
+    path: a Hugging Face folder, a folder that scripts/convert.py wrote in
+      Orbax's format, a .gguf file, or a hub id.
+    mesh: default: all devices on the `fsdp` axis.
+    dtype: of the parameters and activations; default float32 on CPU, where it
+      is the fastest, and bfloat16 elsewhere. Log-probs are float32 in any case.
+    allow_missing: regular expression of tensor names; see `checked.CheckedSource`.
+
+  Raises:
+    FileNotFoundError: where there is no such path, or a file of it is missing.
+    ValueError: for a checkpoint that cannot be read faithfully; see
+      `config_json.from_hf` and `checked.load_parameters`.
+  """
+  name = str(path)
+  folder, revision = hub.resolve(name)
+  if dtype is None:
+    cpu = jax.default_backend() == "cpu"
+    dtype = jnp.float32 if cpu else jnp.bfloat16
+  if mesh is None:
+    mesh = sharding.make_mesh({"fsdp": -1})
+  kwargs = dict(dtype=dtype, mesh=mesh)
+  if orbax_folder.is_orbax(folder):
+    record = orbax_folder.read_record(folder)
+    config = orbax_folder.read_config(folder)
+    tokenizer = _tokenizer(folder, name, config)
+    with heartbeat(name):
+      loaded = orbax_folder.load_parameters(folder, config, **kwargs)
+    revision, digest = record["revision"], record["checksum"]
+    weight_format = f"orbax {record['dtype']}"
+  else:
+    source = open_source(folder)
+    config = config_json.from_hf(source.config, source=name)
+    tokenizer = _tokenizer(folder, name, config)
+    with heartbeat(name):
+      loaded = checked.load_parameters(
+        source, config, allow_missing=allow_missing, **kwargs
+      )
+      digest = checked.checksum(source)
+    weight_format = source.weight_format
+  return LoadedModel(
+    name=name,
+    graphdef=loaded[0],
+    params=loaded[1],
+    config=config,
+    tokenizer=tokenizer,
+    mesh=mesh,
+    checksum=digest,
+    revision=revision,
+    weight_format=weight_format,
+  )
+
+
+def describe_model(
+  path: str | pathlib.Path, *, mesh: jax.sharding.Mesh, dtype: Any
+) -> LoadedModel:
+  """The model without its weights: shapes stand where arrays would.
+
+  Args:
+    path: see `load_model`.
+    mesh: where the parameters would live.
+    dtype: of the parameters.
+
+  Raises:
+    FileNotFoundError: where there is no such path.
+    ValueError: for a checkpoint that cannot be read faithfully.
+  """
+  name = str(path)
+  folder, revision = hub.resolve(name)
+  if orbax_folder.is_orbax(folder):
+    config = orbax_folder.read_config(folder)
+  else:
+    config = config_json.from_hf(open_source(folder).config, source=name)
+  graphdef, params = parameters.abstract_model(config, jnp.dtype(dtype))
+  return LoadedModel(
+    name=name,
+    graphdef=graphdef,
+    params=params,
+    config=config,
+    tokenizer=_tokenizer(folder, name, config),
+    mesh=mesh,
+    checksum="",
+    revision=revision,
+    weight_format="",
+  )
+
+
+def open_source(
+  path: pathlib.Path,
+) -> tensors.GgufSource | hf_folder.SafetensorsSource:
+  """The tensors of a .gguf file or a Hugging Face folder.
+
+  Raises:
+    FileNotFoundError: for a missing file; it is named.
+    ValueError: for a checkpoint that cannot be read faithfully.
+  """
+  if path.suffix == ".gguf":
+    return tensors.GgufSource(path)
+  return hf_folder.SafetensorsSource(path)
+
+
+def _tokenizer(folder, name, config):
+  """The tokenizer, or None where there is none."""
+  has = folder.is_file() or any(
+    any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab*")
+  )
+  tokenizer = _read_tokenizer(folder, name) if has else None
+  if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+    raise ValueError(
+      f"{name}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the "
+      f"model {config.vocab_size} embeddings: they do not belong together"
+    )
+  return tokenizer
+
+
+def load_tokenizer(path: str | pathlib.Path) -> TextTokenizer:
+  """Loads the tokenizer of a folder, a .gguf file or a hub id.
+
+  Raises:
+    FileNotFoundError: where there is none.
+    ValueError: for a GGUF vocabulary that cannot be read faithfully.
+  """
+  name = str(path)
+  return _read_tokenizer(hub.resolve(name, weights=False)[0], name)
+
+
+def _read_tokenizer(folder, name):
+  if folder.suffix == ".gguf":
+    source = tensors.GgufSource(folder)
+    return TextTokenizer(tokenizer_lib.load_tokenizer(source), name=name)
+  return TextTokenizer.from_folder(folder)

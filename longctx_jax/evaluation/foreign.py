@@ -1,0 +1,109 @@
+"""LongPPL from log-probs that another engine computed, read from Parquet."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from longctx_jax.evaluation import passes, results
+from longctx_jax.key_tokens import store as store_lib
+from longctx_jax.key_tokens.store import KeyTokenStore
+from longctx_jax.text.corpus import Corpus
+
+COLUMNS = ("doc_id", "token_start", "token_end", "log_prob")
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignLogProbs:
+  """A Parquet file with a row per document; made by `open_log_probs`.
+
+  Attributes:
+    name: of the model in the results.
+    path: the file.
+  """
+
+  name: str
+  path: str
+
+  def rows(self) -> dict[str, dict[str, Any]]:
+    """doc_id -> row.
+
+    Raises:
+      ValueError: a document in two rows.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for batch in pq.ParquetFile(self.path).iter_batches(columns=list(COLUMNS)):
+      for row in batch.to_pylist():
+        doc_id = str(row["doc_id"])
+        if doc_id in found:
+          raise ValueError(f"{self.path}: document {doc_id!r} twice")
+        found[doc_id] = row
+    return found
+
+
+def open_log_probs(path: str | pathlib.Path, name: str) -> ForeignLogProbs:
+  """Checks that the file has the columns of `COLUMNS`.
+
+  Raises:
+    FileNotFoundError: no such file.
+    ValueError: no name, or a missing column; those there are, are listed.
+  """
+  if not name:
+    raise ValueError(f"{path}: name the model that the log-probs are of")
+  there = pq.read_schema(path).names
+  missing = [column for column in COLUMNS if column not in there]
+  if missing:
+    raise ValueError(
+      f"{path}: missing columns {', '.join(missing)}; it has: "
+      f"{', '.join(there)}. Expected doc_id and, as lists aligned with the "
+      "scored targets, token_start, token_end (characters) and log_prob (nats)"
+    )
+  # A hub id names a file of results as it does for a model that is loaded.
+  return ForeignLogProbs(name.replace("/", "--"), str(path))
+
+
+def evaluate_log_probs(
+  foreign: ForeignLogProbs, store: KeyTokenStore, corpus: Corpus
+) -> tuple[results.LongPplResult, list[dict[str, Any]]]:
+  """(pooled result, document scores of the store).
+
+  Raises:
+    ValueError: a document without a row, or arrays that do not fit its text;
+      see `passes.check_log_probs`.
+  """
+  rows = foreign.rows()
+  found, scores = [], []
+  for keys, document in store_lib.match_documents(store, corpus):
+    scores.append(keys.scores)
+    if keys.reason in passes.UNREADABLE:
+      found.append(
+        results.DocumentResult(keys.doc_id, keys.doc_index, keys.reason)
+      )
+      continue
+    if keys.doc_id not in rows:
+      raise ValueError(f"{foreign.path}: no row for document {keys.doc_id!r}")
+    row = rows[keys.doc_id]
+    starts, ends = row["token_start"] or [], row["token_end"] or []
+    if len(starts) != len(ends):
+      raise ValueError(
+        f"{foreign.path}: document {keys.doc_id!r}: {len(starts)} token_start "
+        f"and {len(ends)} token_end; there must be one of each per target"
+      )
+    found.append(
+      passes.result_from_log_probs(
+        keys,
+        document.text,
+        row["log_prob"] or [],
+        np.stack([starts, ends], axis=1),
+      )
+    )
+  pooled = results.summarise(
+    found,
+    protocol_name=store.manifest["protocol"],
+    self_evaluated=False,
+  )
+  return pooled, scores

@@ -1,0 +1,268 @@
+"""One model on key tokens: a pass over the documents, sums per document."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from longctx_jax.evaluation.results import DocumentResult
+from longctx_jax.key_tokens.record import KeyTokens
+from longctx_jax.paper import intervals, spans
+from longctx_jax.scoring import finder, protocol
+from longctx_jax.scoring import scorer as scorer_lib
+from longctx_jax.scoring.protocol import Prepared
+
+# Documents that no model can be evaluated on.
+UNREADABLE = (
+  "empty",
+  "nothing_to_score",
+  "too_long",
+  "failed",
+  "unusable_offsets",
+)
+
+
+# What determines log-probs. The name does not: a folder and its hub id are one.
+_SAME_PASS = ("checksum", "tokenizer_fingerprint", "rope", "attention", "dtype")
+
+
+def document_result(
+  keys: KeyTokens,
+  text: str,
+  offsets: np.ndarray,
+  log_probs: np.ndarray,
+  *,
+  unpredicted: np.ndarray | None = None,
+  truncated: bool = False,
+) -> DocumentResult:
+  """Key spans projected on a model's targets, and the sums over them.
+
+  A target is key iff its characters lie wholly in one span (paper, section
+  3.2; "contained").
+
+  Args:
+    keys: of the document.
+    text: the document.
+    offsets: characters of the targets [T, 2].
+    log_probs: log P(target | full context) [T], nats.
+    unpredicted: characters of the first id, where nothing predicts it [2].
+    truncated: whether the model read less than the evaluator.
+  """
+  key_mask = spans.project(keys.spans, offsets, policy="contained")
+  nll = -np.asarray(log_probs, np.float64)
+  regions = intervals.region_labels(key_mask)
+  # Slice files may hold the byte tokens of one character one by one.
+  key_chars = int(np.diff(spans.merge_adjacent(keys.spans)).sum())
+  covered = spans.covered_share(keys.spans, offsets, key_mask) or 0.0
+  unscorable = 0
+  if unpredicted is not None:
+    first = spans.project(keys.spans, unpredicted[None], policy="contained")
+    unscorable = int(first[0])
+  reason = keys.reason
+  if not reason and not key_mask.any():
+    reason = "no_key_tokens"
+  scored = text[offsets[:, 0].min() : offsets[:, 1].max()]
+  return DocumentResult(
+    doc_id=keys.doc_id,
+    doc_index=keys.doc_index,
+    reason=reason,
+    n_tokens=len(nll),
+    nll_sum=float(nll.sum()),
+    n_bytes=len(scored.encode()),
+    n_words=len(scored.split()),
+    region_nll_sums=tuple(np.bincount(regions, weights=nll[key_mask]).tolist()),
+    region_counts=tuple(np.bincount(regions).tolist()),
+    key_bytes=sum(
+      len(text[start:end].encode())
+      for start, end in spans.merge_adjacent(offsets[key_mask])
+    ),
+    n_eligible=keys.n_eligible,
+    key_chars=key_chars,
+    covered_chars=round(covered * key_chars),
+    n_unscorable_key=unscorable,
+    truncated=truncated,
+  )
+
+
+def check_log_probs(
+  doc_id: str, text: str, log_probs: Any, offsets: Any
+) -> tuple[np.ndarray, np.ndarray]:
+  """Log-probs from elsewhere as arrays, if they fit the text.
+
+  Raises:
+    ValueError: other lengths, a log-prob that is not a number or above 0, or
+      offsets that are unordered or outside the text; the first fault is named.
+  """
+  log_probs = np.asarray(log_probs, np.float64)
+  offsets = np.asarray(offsets, np.int64).reshape(-1, 2)
+  if len(log_probs) != len(offsets) or not len(log_probs):
+    raise ValueError(
+      f"document {doc_id!r}: {len(log_probs)} log-probs and {len(offsets)} "
+      "offsets; there must be one of each per target"
+    )
+  # Rounding may leave a certain token a hair above 0.
+  bad = ~np.isfinite(log_probs) | (log_probs > 1e-3)
+  if bad.any():
+    t = int(bad.argmax())
+    raise ValueError(
+      f"document {doc_id!r}: log-prob {log_probs[t]} at target {t} is not the "
+      "logarithm of a probability (nats)"
+    )
+  starts, ends = offsets[:, 0], offsets[:, 1]
+  bad = (starts < 0) | (ends < starts) | (ends > len(text))
+  bad[1:] |= np.diff(starts) < 0
+  if bad.any():
+    t = int(bad.argmax())
+    raise ValueError(
+      f"document {doc_id!r}: offsets {offsets[t].tolist()} at target {t} are "
+      f"unordered or outside the text of {len(text)} characters"
+    )
+  return np.minimum(log_probs, 0.0), offsets
+
+
+def result_from_log_probs(
+  keys: KeyTokens, text: str, log_probs: Any, offsets: Any
+) -> DocumentResult:
+  """A document under a model whose log-probs were computed elsewhere.
+
+  Args:
+    keys: of the document.
+    text: the document.
+    log_probs: log P(target | full context) [T], nats; not read where there is
+      nothing to evaluate.
+    offsets: characters of the targets [T, 2].
+
+  Raises:
+    ValueError: see `check_log_probs`.
+  """
+  if keys.reason in UNREADABLE:
+    return DocumentResult(keys.doc_id, keys.doc_index, keys.reason)
+  log_probs, offsets = check_log_probs(keys.doc_id, text, log_probs, offsets)
+  # What the evaluator did not read of a document counts for nobody.
+  read = offsets[:, 1] <= keys.n_chars
+  return document_result(keys, text, offsets[read], log_probs[read])
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+  """One document under the model: its sums and, where scored, its tokens.
+
+  Attributes:
+    keys: the evaluator's record.
+    result: sums.
+    prepared: what the model read, or None.
+    log_probs: log P(target | full context) [T], nats, or None.
+  """
+
+  keys: KeyTokens
+  result: DocumentResult
+  prepared: Prepared | None = None
+  log_probs: np.ndarray | None = None
+
+  @property
+  def key_mask(self) -> np.ndarray:
+    """The model's key tokens, bool [T]."""
+    return spans.project(
+      self.keys.spans, self.prepared.offsets, policy="contained"
+    )
+
+
+class Evaluation:
+  """One model on the key tokens of one manifest.
+
+  Attributes:
+    scorer: of the model under test.
+    protocol: "paper" or "strict".
+    self_evaluated: whether evaluator and model have the same weights.
+    reused: documents whose log-probs were the evaluator's own.
+  """
+
+  def __init__(
+    self,
+    scorer: scorer_lib.Scorer,
+    manifest: dict[str, Any],
+    *,
+    max_length: int = 0,
+    over_length: str = "truncate_end",
+  ):
+    self.scorer = scorer
+    self.protocol = manifest["protocol"]
+    self.reused = 0
+    self._over_length = over_length
+    self._max_length = max_length or scorer.model.config.max_position
+    own = finder.identity(scorer.model)
+    same = {
+      name
+      for name in _SAME_PASS
+      if name in manifest and manifest[name] == own[name]
+    }
+    self.self_evaluated = "checksum" in same
+    self._same_pass = len(same) == len(_SAME_PASS)
+
+  def check_bos(self, texts: Sequence[str]) -> None:
+    """See `protocol.check_bos`; on the longest text."""
+    if self.protocol == "paper" and any(texts):
+      protocol.check_bos(self.scorer, max(texts, key=len))
+
+  def evaluate(
+    self, pairs: Iterable[tuple[KeyTokens, str]]
+  ) -> Iterator[Evaluated]:
+    """Evaluates documents; they come back as they finish."""
+    # By place, since key tokens found one by one share their index.
+    waiting: dict[int, tuple[KeyTokens, str, Prepared]] = {}
+
+    def jobs():
+      for place, (keys, text) in enumerate(pairs):
+        text = text[: keys.n_chars]
+        prepared, log_probs = self._read(keys, text)
+        if prepared.reason:
+          result = DocumentResult(keys.doc_id, keys.doc_index, prepared.reason)
+          yield Evaluated(keys, result)
+        elif log_probs is not None:
+          self.reused += 1
+          yield _evaluated(keys, text, prepared, log_probs)
+        else:
+          waiting[place] = keys, text, prepared
+          yield scorer_lib.Job(place, prepared.ids, prepared.prefix_len)
+
+    for done in self.scorer.score_long(jobs()):
+      if isinstance(done, scorer_lib.Scores):
+        done = _evaluated(*waiting.pop(done.job.key), done.long)
+      yield done
+
+  def _read(self, keys, text):
+    """What the model reads, and the evaluator's log-probs if they are its."""
+    if keys.reason in UNREADABLE:
+      return protocol.unscorable(keys.reason), None
+    prepared = self._prepare(text, is_evaluator=False)
+    if not self._same_pass or keys.manifest["detail"] != "tokens":
+      return prepared, None
+    theirs = self._prepare(text, is_evaluator=True)
+    same = np.array_equal(theirs.ids, prepared.ids)
+    same = same and np.array_equal(theirs.offsets, keys.offsets)
+    return prepared, keys.long_log_probs if same else None
+
+  def _prepare(self, text, *, is_evaluator):
+    return protocol.prepare(
+      text,
+      self.scorer.model.tokenizer,
+      protocol=self.protocol,
+      is_evaluator=is_evaluator,
+      max_length=self._max_length,
+      over_length=self._over_length,
+    )
+
+
+def _evaluated(keys, text, prepared, log_probs):
+  result = document_result(
+    keys,
+    text,
+    prepared.offsets,
+    log_probs,
+    unpredicted=prepared.unpredicted,
+    truncated=prepared.truncated,
+  )
+  return Evaluated(keys, result, prepared, log_probs)

@@ -1,0 +1,1 @@
+"""What was done with it: demo, controls, the paper's data."""

@@ -1,0 +1,1 @@
+"""Does LongCE learn retrieval faster than CE?"""

@@ -1,0 +1,1 @@
+"""What an evaluator found, in memory and on disk."""

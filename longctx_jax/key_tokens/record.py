@@ -1,0 +1,267 @@
+"""Key tokens of one document: what an evaluator found, and at which thresholds.
+
+Arrays obey the alignment law: index t speaks of the t-th scored target. Log-
+probs are in nats, offsets are half-open and count characters (code points).
+"""
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from longctx_jax.paper import spans as spans_lib
+
+# Why a document has no key tokens; the first that applies.
+REASONS = (
+  "empty",
+  "nothing_to_score",
+  "too_long",
+  "failed",
+  "unusable_offsets",
+  "too_short",
+  "no_key_tokens",
+)
+
+
+# Scores that other thresholds change, and that need the ids to be restated.
+_LOST_SCORES = ("copied_share", "n_mirror", "n_near_threshold")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeyTokens:
+  """The key tokens of one document.
+
+  Made by `make_key_tokens`, or read from a store, which may hold less: with
+  detail "keys" the arrays cover the key tokens only, with "scores" there are
+  neither arrays nor spans, with "spans" (the reference's slice files) there
+  are spans alone and the token counts are 0.
+
+  Attributes:
+    doc_id: id of the document in its corpus.
+    doc_index: its index there.
+    text_sha256: hash of the text as read; "" where it could not be read.
+    n_chars: characters that were scored, after truncation. Models under test
+      see these and no more.
+    n_tokens: scored targets.
+    n_tokens_full: targets before truncation.
+    n_eligible: targets that can be key, max(0, n - K - d).
+    reason: "" where there are key tokens, else one of REASONS.
+    truncated: whether the text was cut.
+    offsets: int64 [T, 2], the characters of each target.
+    long_log_probs: float32 [T], under the full context.
+    short_log_probs: float32 [T], under the short one; NaN where unscored.
+    key_mask: bool [T].
+    spans: int64 [S, 2], the key tokens' characters, merged where touching.
+    scores: scores of the document; None where there is no number.
+    columns: columns of the corpus that pass through.
+    manifest: how it was made; `alpha` and `beta` are those of the mask.
+  """
+
+  doc_id: str
+  doc_index: int
+  text_sha256: str
+  n_chars: int
+  n_tokens: int
+  n_tokens_full: int
+  n_eligible: int
+  reason: str
+  truncated: bool
+  offsets: np.ndarray | None
+  long_log_probs: np.ndarray | None
+  short_log_probs: np.ndarray | None
+  key_mask: np.ndarray | None
+  spans: np.ndarray
+  scores: dict[str, float | None]
+  columns: dict[str, Any]
+  manifest: dict[str, Any]
+
+  def with_thresholds(self, alpha: float, beta: float) -> "KeyTokens":
+    """The same document under other thresholds; no model is needed.
+
+    Scores that count key tokens are restated; those that would need the token
+    ids (`copied_share`, `n_mirror`, `n_near_threshold`) become None.
+
+    Args:
+      alpha: a key token's long minus short log-prob lies above, nats.
+      beta: its long log-prob lies above, nats.
+
+    Returns:
+      A record with its own mask, spans and reason.
+
+    Raises:
+      ValueError: see `require_thresholds`.
+    """
+    require_thresholds(self.manifest, alpha, beta)
+    if (alpha, beta) == (self.manifest["alpha"], self.manifest["beta"]):
+      return self
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    del fields["key_mask"], fields["spans"]
+    restated = make_key_tokens(**fields, alpha=alpha, beta=beta)
+    if restated.key_mask is None:
+      return restated
+    n_keys = int(restated.key_mask.sum())
+    counts = {
+      "n_key_tokens": n_keys,
+      "key_token_ratio": n_keys / self.n_eligible if self.n_eligible else None,
+      **dict.fromkeys(_LOST_SCORES),
+    }
+    known = {name: counts[name] for name in self.scores if name in counts}
+    return dataclasses.replace(restated, scores={**self.scores, **known})
+
+  def to_slices(self, path: str | os.PathLike) -> None:
+    """Writes the spans as the reference's slice file.
+
+    Raises:
+      ValueError: the record holds scores only.
+    """
+    require_spans(self.manifest)
+    spans_lib.write_slices(path, self.spans)
+
+
+def make_key_tokens(
+  *,
+  doc_id: str,
+  doc_index: int,
+  text_sha256: str,
+  n_chars: int,
+  n_tokens: int,
+  n_tokens_full: int,
+  n_eligible: int,
+  offsets: ArrayLike | None,
+  long_log_probs: ArrayLike | None,
+  short_log_probs: ArrayLike | None,
+  alpha: float,
+  beta: float,
+  manifest: dict[str, Any],
+  reason: str = "",
+  truncated: bool = False,
+  scores: dict[str, float | None] | None = None,
+  columns: dict[str, Any] | None = None,
+) -> KeyTokens:
+  """Derives key tokens from log-probs: the paper's hard criterion.
+
+  A target is key iff long - short > alpha and long > beta, strictly and in
+  float32 (paper section 1.1); never where short is NaN, and not at all where
+  `reason` excludes it. Targets without characters (special tokens) give no
+  span. With alpha = 2, beta = -2, long = [-1, -1, -3], short = [-4, -3, -9]
+  the first alone is key.
+
+  Args:
+    doc_id: this and what is not named below: the fields of `KeyTokens`.
+    offsets: int [T, 2]; None, as the log-probs, where nothing was scored.
+    long_log_probs: [T], nats.
+    short_log_probs: [T], nats, NaN where unscored.
+    alpha: threshold of long - short, nats.
+    beta: threshold of long, nats.
+    manifest: how the log-probs were made; the thresholds are entered.
+    reason: why there can be no key tokens, as far as known already;
+      "no_key_tokens" is found here.
+    scores: those named like a field of `KeyTokens` are left out.
+
+  Returns:
+    The record. Its arrays are read-only copies.
+
+  Raises:
+    ValueError: an unknown reason, no arrays and no reason, or arrays whose
+      lengths differ.
+  """
+  if reason and reason not in REASONS:
+    raise ValueError(f"reason is {reason!r}; known: {', '.join(REASONS)}.")
+  manifest = {"detail": "tokens", **manifest, "alpha": alpha, "beta": beta}
+  key_mask, spans = None, np.zeros((0, 2), np.int64)
+  if offsets is None:
+    if not reason and manifest["detail"] in ("tokens", "keys"):
+      raise ValueError(f"document {doc_id!r} has no log-probs and no reason.")
+  else:
+    # The one reason that depends on the thresholds.
+    reason = "" if reason == "no_key_tokens" else reason
+    offsets = np.array(offsets, np.int64).reshape(-1, 2)
+    long_log_probs = np.array(long_log_probs, np.float32)
+    short_log_probs = np.array(short_log_probs, np.float32)
+    lengths = {len(offsets), len(long_log_probs), len(short_log_probs)}
+    if manifest["detail"] == "tokens":
+      lengths.add(n_tokens)
+    if len(lengths) > 1:
+      raise ValueError(
+        f"document {doc_id!r}: {n_tokens} scored targets, {len(offsets)} "
+        f"offsets, {len(long_log_probs)} long and {len(short_log_probs)} short "
+        "log-probs; expected one of each for every target."
+      )
+    # An impossible target (-inf) under both contexts is no warning.
+    with np.errstate(invalid="ignore"):
+      lsd = long_log_probs - short_log_probs
+    key_mask = (lsd > np.float32(alpha)) & (long_log_probs > np.float32(beta))
+    key_mask &= not reason
+    spans = spans_lib.merge_adjacent(offsets[key_mask])
+    if not reason and not len(spans):
+      reason = "no_key_tokens"
+  for array in (offsets, long_log_probs, short_log_probs, key_mask, spans):
+    if array is not None:
+      array.setflags(write=False)
+  fields = {field.name for field in dataclasses.fields(KeyTokens)}
+  return KeyTokens(
+    doc_id=doc_id,
+    doc_index=doc_index,
+    text_sha256=text_sha256,
+    n_chars=n_chars,
+    n_tokens=n_tokens,
+    n_tokens_full=n_tokens_full,
+    n_eligible=n_eligible,
+    reason=reason,
+    truncated=truncated,
+    offsets=offsets,
+    long_log_probs=long_log_probs,
+    short_log_probs=short_log_probs,
+    key_mask=key_mask,
+    spans=spans,
+    scores={n: s for n, s in (scores or {}).items() if n not in fields},
+    columns=dict(columns or {}),
+    manifest=manifest,
+  )
+
+
+def require_thresholds(
+  manifest: dict[str, Any], alpha: float, beta: float
+) -> None:
+  """Checks that key tokens can be restated for other thresholds.
+
+  Args:
+    manifest: of the key tokens; its `detail` says which log-probs are there.
+    alpha: threshold asked for, nats.
+    beta: threshold asked for, nats.
+
+  Raises:
+    ValueError: no log-probs are stored, or only those of the key tokens and a
+      threshold lies below the one they were kept at; both pairs are named.
+  """
+  detail, kept = manifest["detail"], (manifest["alpha"], manifest["beta"])
+  if (alpha, beta) == kept or detail == "tokens":
+    return
+  if detail == "keys" and alpha >= kept[0] and beta >= kept[1]:
+    return
+  why = {
+    "keys": "it holds the log-probs of those key tokens only (detail=keys), "
+    "so thresholds can rise but not fall",
+    "scores": "it holds scores and no log-probs (detail=scores)",
+    "spans": "it holds the text spans and no log-probs (slice files)",
+  }[detail]
+  raise ValueError(
+    f"the key-token store was made with alpha={kept[0]}, beta={kept[1]} and "
+    f"can't be read with alpha={alpha}, beta={beta}: {why}. Use its thresholds "
+    "or score again with detail=tokens."
+  )
+
+
+def require_spans(manifest: dict[str, Any]) -> None:
+  """Checks that key tokens come with spans, so that models can be evaluated.
+
+  Raises:
+    ValueError: the store holds document scores only.
+  """
+  if manifest["detail"] == "scores":
+    raise ValueError(
+      "the key-token store holds scores and no key tokens (detail=scores). "
+      "Score again with detail=tokens or detail=keys."
+    )

@@ -1,0 +1,1 @@
+"""Attention, one module for each kind of machine."""

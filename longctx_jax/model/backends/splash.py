@@ -1,0 +1,197 @@
+"""Attention by the Splash kernel of Pallas: for TPU.
+
+The kernel wants tiled shapes, does not scale, and XLA cannot partition it:
+here the inputs are padded and scaled, and each shard of the mesh in use runs
+it on its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+  splash_attention_kernel as kernel_lib,
+)
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+  splash_attention_mask as mask_lib,
+)
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from longctx_jax.model import sharding
+
+# Longer sequences take larger blocks: a table of all pairs of blocks has to fit
+# into 1 MiB of scalar memory, which it does up to 524,288 positions.
+_LONG = 1 << 17
+_HEAD_TILE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sight(mask_lib.Mask):
+  """What the rows of a head may see: static, and never an array of its shape.
+
+  The kernel evaluates `mask_function` in the blocks that are seen at all.
+  Which those are is asked here, block by block; comparing every position, as
+  the masks of the library do, takes minutes at 131,072 rows.
+  """
+
+  num_q: int
+  num_k: int
+  q_offset: int
+  window: int
+  sink_len: int
+
+  @property
+  def shape(self):
+    return self.num_q, self.num_k
+
+  @property
+  def q_sequence(self):
+    return np.arange(self.num_q, dtype=np.int32)
+
+  def mask_function(self, rows, keys):
+    """bool, for NumPy in `__getitem__` and for the kernel's own arrays."""
+    rows = rows + self.q_offset
+    visible = keys <= rows
+    if self.window:
+      near = rows - keys < self.window
+      visible &= near | (keys < self.sink_len) if self.sink_len else near
+    return visible
+
+  def __getitem__(self, index):
+    rows, keys = (
+      slice_.indices(size)
+      for slice_, size in zip(index, self.shape, strict=True)
+    )
+    first, last = rows[0] + self.q_offset, rows[1] - 1 + self.q_offset
+    shape = rows[1] - rows[0], keys[1] - keys[0]
+    past = self.window and keys[1] <= first - self.window + 1
+    if keys[0] > last or (past and keys[0] >= self.sink_len):
+      return _constant(shape, False)
+    near = not self.window or last - keys[0] < self.window
+    if keys[1] <= first + 1 and (near or keys[1] <= self.sink_len):
+      return _constant(shape, True)
+    return self.mask_function(np.arange(*rows)[:, None], np.arange(*keys)[None])
+
+
+@functools.lru_cache(maxsize=8)
+def _constant(shape, value):
+  return np.full(shape, value)
+
+
+def _block_size(length):
+  """The largest usual block that pads the length by at most an eighth."""
+  if length > _LONG:
+    return 1024
+  for block in (512, 256):
+    if -length % block <= length // 8:
+      return block
+  return 128
+
+
+def _attend(
+  q, k, v, segment_ids, *, q_offset, window, sink_len, softcap, scale, interpret
+):
+  """The kernel on one shard, padded."""
+  batch, num_q, num_heads, dim = q.shape
+  num_k, kv_heads = k.shape[1:3]
+  groups = num_heads // kv_heads
+  block_q, block_k = _block_size(num_q), _block_size(num_k)
+  pad_q, pad_k, pad_dim = -num_q % block_q, -num_k % block_k, -dim % _HEAD_TILE
+  # A padded row lies in a block with a real one, which sees a key: no block of
+  # rows is without keys, whose softmax would be 0 / 0.
+  mask = _Sight(
+    num_q=num_q + pad_q,
+    num_k=num_k + pad_k,
+    q_offset=q_offset,
+    window=window,
+    sink_len=sink_len,
+  )
+  kernel = kernel_lib.make_splash_mqa_single_device(
+    mask_lib.MultiHeadMask([mask] * groups),
+    block_sizes=kernel_lib.BlockSizes(
+      block_q=block_q,
+      block_kv=block_k,
+      block_q_dkv=block_q,
+      block_kv_dkv=block_k,
+      block_q_dq=block_q,
+      block_kv_dq=block_k,
+    ),
+    attn_logits_soft_cap=softcap or None,
+    interpret=interpret,
+  )
+  q = jnp.pad(q * scale, ((0, 0), (0, pad_q), (0, 0), (0, pad_dim)))
+  q = q.reshape(batch, num_q + pad_q, kv_heads, groups, dim + pad_dim)
+  q = q.transpose(0, 2, 3, 1, 4)
+  k, v = (
+    jnp.pad(x, ((0, 0), (0, pad_k), (0, 0), (0, pad_dim))).swapaxes(1, 2)
+    for x in (k, v)
+  )
+  segments = None
+  if segment_ids is not None:
+    own = segment_ids[:, q_offset : q_offset + num_q]
+    # No real segment is -1, and padded query rows are dropped below.
+    segments = kernel_lib.SegmentIds(
+      q=jnp.pad(own, ((0, 0), (0, pad_q)), mode="edge"),
+      kv=jnp.pad(segment_ids, ((0, 0), (0, pad_k)), constant_values=-1),
+    )
+  per_head = jax.vmap(kernel, in_axes=(0, 0, 0, None))
+  out = jax.vmap(per_head)(q, k, v, segments)
+  out = out.transpose(0, 3, 1, 2, 4)[:, :num_q, ..., :dim]
+  return out.reshape(batch, num_q, num_heads, dim)
+
+
+def splash_attention(
+  q: Float[Array, "B T N H"],
+  k: Float[Array, "B S K H"],
+  v: Float[Array, "B S K H"],
+  *,
+  q_offset: int,
+  window: int,
+  sink_len: int,
+  segment_ids: Int[Array, "B S"] | None,
+  softcap: float,
+  scale: float,
+  interpret: bool = False,
+) -> Float[Array, "B T N H"]:
+  """Causal attention; see `attention.attention` for the arguments.
+
+  Under a mesh the batch is split over `sharding.BATCH_AXES` and the heads over
+  "tensor", each where they divide evenly; else every shard computes all.
+
+  A sequence is limited by the core's scalar memory to some 524,288 positions;
+  compilation fails beyond.
+
+  Args:
+    interpret: run the kernel's definition in XLA, for platforms other than
+      TPU: slow, for tests.
+  """
+  attend = functools.partial(
+    _attend,
+    q_offset=q_offset,
+    window=window,
+    sink_len=sink_len,
+    softcap=softcap,
+    scale=scale,
+    interpret=interpret,
+  )
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return attend(q, k, v, segment_ids)
+  batch = heads = None
+  if q.shape[0] % sharding.batch_ways(mesh) == 0:
+    batch = sharding.BATCH_AXES
+  if k.shape[2] % mesh.shape["tensor"] == 0:
+    heads = "tensor"
+  spec = PartitionSpec(batch, None, heads, None)
+  return jax.shard_map(
+    attend,
+    in_specs=(spec, spec, spec, PartitionSpec(batch, None)),
+    out_specs=spec,
+    # The kernel does not say over which axes its outputs vary.
+    check_vma=False,
+  )(q, k, v, segment_ids)

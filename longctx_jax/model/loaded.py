@@ -1,0 +1,74 @@
+"""A model ready to score: parameters on a mesh, and its tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from longctx_jax.model import parameters, sharding
+from longctx_jax.model.config import ModelConfig
+from longctx_jax.text.tokenizer import TextTokenizer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoadedModel:
+  """A model ready to score.
+
+  Attributes:
+    name: as given to `load_model`.
+    graphdef: structure of the `Transformer`.
+    params: its parameters, on the mesh.
+    config: facts of the checkpoint.
+    tokenizer: None where the folder has none; then only ids can be scored.
+    mesh: where the parameters live.
+    checksum: identity of the stored weights; see `checked.checksum`.
+    revision: commit of a hub snapshot, else "".
+    weight_format: e.g. "safetensors BF16", "gguf Q4_1".
+  """
+
+  name: str
+  graphdef: nnx.GraphDef
+  params: nnx.State
+  config: ModelConfig
+  tokenizer: TextTokenizer | None
+  mesh: jax.sharding.Mesh
+  checksum: str
+  revision: str
+  weight_format: str
+
+  @property
+  def dtype(self) -> str:
+    """Name of the parameters' dtype on the devices."""
+    return str(parameters.flatten(self.params)["embedding"].dtype)
+
+  def logits(self, ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+    """Float32 logits of every position, for inspection; memory B x T x V."""
+    rows = len(ids)
+    padding = -rows % sharding.batch_ways(self.mesh)
+    padded = jnp.pad(jnp.asarray(ids), ((0, padding), (0, 0)))
+    with jax.set_mesh(self.mesh):
+      model = nnx.merge(self.graphdef, self.params)
+      return model.logits(model(padded))[:rows]
+
+  def with_attention(self, *, window: int, sink_len: int) -> LoadedModel:
+    """The same weights, seeing the first sink_len and last window positions.
+
+    Raises:
+      ValueError: see `ModelConfig.with_attention`.
+    """
+    config = self.config.with_attention(window=window, sink_len=sink_len)
+    graphdef, _ = parameters.abstract_model(config, jnp.dtype(self.dtype))
+    return dataclasses.replace(self, config=config, graphdef=graphdef)
+
+
+def require_tokenizer(model: LoadedModel) -> None:
+  """Raises ValueError for a model that was loaded without a tokenizer."""
+  if model.tokenizer is None:
+    raise ValueError(
+      f"{model.name} has no tokenizer files, so no text can be scored: copy "
+      "tokenizer.json and tokenizer_config.json into its folder"
+    )

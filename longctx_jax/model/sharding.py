@@ -1,0 +1,120 @@
+"""Meshes, sharding rules as data, and constraints on activations."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor", "context")
+BATCH_AXES = ("data", "fsdp")
+
+
+Rules = Sequence[tuple[str, PartitionSpec]]
+
+
+def make_mesh(
+  sizes: Mapping[str, int], devices: Sequence[Any] | None = None
+) -> Mesh:
+  """Makes the mesh over `AXES`; axes without a size get 1.
+
+  Args:
+    sizes: devices per axis; one of them may be -1: all that are left.
+    devices: default `jax.devices()`.
+
+  Raises:
+    ValueError: for an unknown axis, or sizes whose product is not the number
+      of devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  unknown = sorted(set(sizes) - set(AXES))
+  if unknown:
+    raise ValueError(f"mesh axes {unknown} are not among {AXES}")
+  shape = [sizes[axis] if axis in sizes else 1 for axis in AXES]
+  fixed = math.prod(size for size in shape if size != -1)
+  if -1 in shape and fixed and len(devices) % fixed == 0:
+    shape[shape.index(-1)] = len(devices) // fixed
+  if min(shape) < 1 or math.prod(shape) != len(devices):
+    raise ValueError(
+      f"mesh {dict(zip(AXES, shape, strict=True))} does not cover the "
+      f"{len(devices)} devices: the product of the sizes must be "
+      f"{len(devices)}, with at most one -1"
+    )
+  return jax.make_mesh(
+    tuple(shape), AXES, axis_types=(AxisType.Auto,) * 4, devices=devices
+  )
+
+
+def infer_shardings(
+  shapes: Mapping[str, tuple[int, ...]], rules: Rules, mesh: Mesh
+) -> dict[str, NamedSharding]:
+  """Shardings by the first rule whose pattern matches the whole name.
+
+  Args:
+    shapes: parameter name -> shape.
+    rules: ordered (regular expression, spec); strict: see Raises.
+    mesh: the mesh that the specs speak of.
+
+  Raises:
+    ValueError: for a parameter without a rule, a rule without a parameter, or
+      a dimension that its axes do not divide; names and numbers are given.
+  """
+  used = set()
+  shardings = {}
+  for name, shape in shapes.items():
+    matches = (rule for rule in rules if re.fullmatch(rule[0], name))
+    pattern, spec = next(matches, (None, None))
+    if pattern is None:
+      raise ValueError(f"no sharding rule matches parameter {name} {shape}")
+    used.add(pattern)
+    for size, axes in zip(shape, spec, strict=False):
+      ways = _axes_size(mesh, axes)
+      if size % ways:
+        divisors = [d for d in range(1, size + 1) if size % d == 0]
+        raise ValueError(
+          f"mesh axis {axes!r} of size {ways} does not divide dimension "
+          f"{size} of {name} {shape}; sizes that do: {divisors[:12]}"
+        )
+    shardings[name] = NamedSharding(mesh, spec)
+  unused = [pattern for pattern, _ in rules if pattern not in used]
+  if unused:
+    raise ValueError(f"sharding rules that match no parameter: {unused}")
+  return shardings
+
+
+def _axes_size(mesh, axes):
+  axes = (axes,) if isinstance(axes, str) else axes or ()
+  return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def batch_ways(mesh: Mesh) -> int:
+  """Number of shards of a batch: a batch size must be a multiple of it."""
+  return _axes_size(mesh, BATCH_AXES)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Sharding of an array whose first axis is the batch."""
+  return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
+  """Constrains the layout of an activation; the identity without a mesh."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return x
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
+
+
+def axis_size(axis: str) -> int:
+  """Size of an axis of the mesh in use; 1 without a mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return 1 if mesh.empty else mesh.shape[axis]
+
+
+def batch_axis_size() -> int:
+  """Shards of a batch on the mesh in use; 1 without a mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return 1 if mesh.empty else batch_ways(mesh)

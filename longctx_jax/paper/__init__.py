@@ -1,0 +1,1 @@
+"""The paper's definitions: arrays in, arrays out."""

@@ -1,0 +1,226 @@
+"""The report's figures as inline SVG: strings that style themselves by CSS.
+
+Colours come from classes and custom properties of the page around them, so
+that one figure serves light and dark mode.
+"""
+
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from longctx_jax.report.comparison import Row, ppl_text
+
+_WIDTH = 920
+_ROW = 28
+_HEAD = 52
+_TRACK_COLUMNS = 800
+_HISTOGRAM_STEP = 0.25
+
+
+def model_plot(
+  rows: Sequence[Row], *, width: int = _WIDTH, values: bool = True
+) -> str:
+  """LongPPL and PPL of each model, side by side on log scales.
+
+  A dot and its 95% interval in each panel, the value at its right where
+  `values`; models in the order of `rows`, self-evaluated ones hollow and below
+  a gap.
+  """
+  labels = [_shortened(row.name) for row in rows]
+  left = min(310, 24 + max(7 * len(label) for label in labels))
+  ys = _row_positions(rows)
+  height = int(ys[-1]) + _ROW
+  margin = 72 if values else 18
+  inner = (width - left) / 2 - margin
+  parts = [
+    f'<svg class="figure" viewBox="0 0 {width} {height}" role="img" '
+    f'aria-label="LongPPL and PPL of {len(rows)} models">'
+  ]
+  for row, label, y in zip(rows, labels, ys, strict=True):
+    parts.append(
+      f'<path class="guide" d="M{left} {y}H{width}"/>'
+      f'<text x="{left - 14}" y="{y + 4}" class="end">{escape(label)}'
+      f"<title>{escape(row.name)}</title></text>"
+    )
+  parts += _panel(rows, "longppl", ys, left, inner, values)
+  parts += _panel(rows, "ppl", ys, left + inner + margin, inner, values)
+  return "".join([*parts, "</svg>"])
+
+
+def lsd_histogram(
+  lsd: Float[np.ndarray, "T"], key_mask: Bool[np.ndarray, "T"], *, alpha: float
+) -> str:
+  """Distribution of LSD over eligible tokens, counts on a log scale.
+
+  Bars are 0.25 nats wide; the key tokens among them are drawn in front. What
+  lies outside -8 to 16 nats is counted in the outermost bars.
+  """
+  low = max(-8.0, np.floor(min(lsd.min(), -1.0)))
+  high = min(16.0, np.ceil(max(lsd.max(), alpha + 1.0)))
+  edges = np.arange(low, high + _HISTOGRAM_STEP / 2, _HISTOGRAM_STEP)
+  inside = np.clip(lsd, low, np.nextafter(high, low))
+  counts = np.histogram(inside, edges)[0]
+  key_counts = np.histogram(inside[key_mask], edges)[0]
+  top, bottom, left, right = 24, 210, 64, _WIDTH - 16
+  decades = int(np.ceil(np.log10(1 + counts.max())))
+
+  def x(value):
+    return left + (value - low) / (high - low) * (right - left)
+
+  def y(count):
+    return bottom - np.log10(1 + count) / decades * (bottom - top)
+
+  def bars(heights, name):
+    path = "".join(
+      f"M{x(a) + 0.5:.1f} {bottom}V{y(n):.1f}H{x(b) - 0.5:.1f}V{bottom}Z"
+      for a, b, n in zip(edges, edges[1:], heights, strict=False)
+      if n
+    )
+    return f'<path class="{name}" d="{path}"/>'
+
+  parts = [
+    f'<svg class="figure" viewBox="0 0 {_WIDTH} 256" role="img" '
+    'aria-label="Distribution of LSD over eligible tokens">'
+  ]
+  for exponent in range(decades + 1):
+    level = y(10**exponent if exponent else 1)
+    parts.append(
+      f'<path class="guide" d="M{left} {level:.1f}H{right}"/>'
+      f'<text class="tick end" x="{left - 8}" y="{level + 4:.1f}">'
+      f"{10**exponent:,}</text>"
+    )
+  parts += [bars(counts, "bar"), bars(key_counts, "bar-key")]
+  for value in _linear_ticks(low, high, 8):
+    parts.append(
+      f'<text class="tick mid" x="{x(value):.1f}" y="{bottom + 18}">'
+      f"{_signed(value)}</text>"
+    )
+  parts.append(
+    f'<path class="threshold" d="M{x(alpha):.1f} {top - 6}V{bottom}"/>'
+    f'<text class="mark" x="{x(alpha) + 6:.1f}" y="{top + 4}">α = {alpha:g}'
+    f'</text><path class="axis" d="M{left} {bottom}H{right}"/>'
+    f'<text class="tick mid" x="{(left + right) / 2}" y="{bottom + 40}">'
+    "LSD, nats (0.25 per bar)</text></svg>"
+  )
+  return "".join(parts)
+
+
+def lsd_track(
+  lsd: Float[np.ndarray, "T"], key_mask: Bool[np.ndarray, "T"]
+) -> tuple[str, float, float]:
+  """LSD along a document: for each column the largest and the smallest value.
+
+  Stretches to any width; its labels belong into the page around it. NaN where
+  unscored. Key tokens are ticks along the upper edge.
+
+  Returns:
+    The SVG and the values, in nats, at its lower and its upper edge.
+  """
+  n = len(lsd)
+  columns = min(_TRACK_COLUMNS, n)
+  finite = np.where(np.isnan(lsd), 0.0, lsd)
+  starts = np.arange(columns) * n // columns
+  highs = np.maximum(np.maximum.reduceat(finite, starts), 0)
+  lows = np.minimum(np.minimum.reduceat(finite, starts), 0)
+  low = min(-1.0, lows.min() * 1.05)
+  high = max(3.0, highs.max() * 1.15)
+
+  def y(value):
+    return (high - value) / (high - low) * 100
+
+  def stems(values, name):
+    path = "".join(
+      f"M{i + 0.5:g} {y(0):.1f}V{y(value):.1f}"
+      for i, value in enumerate(values)
+      if abs(value) > 0.02
+    )
+    return f'<path class="{name}" d="{path}"/>'
+
+  ticks = "".join(
+    f"M{t * columns / n:.1f} 0v6" for t in np.flatnonzero(key_mask)
+  )
+  svg = (
+    f'<svg viewBox="0 0 {columns} 100" preserveAspectRatio="none" '
+    f'aria-hidden="true"><path class="axis" d="M0 {y(0):.1f}H{columns}"/>'
+    f"{stems(highs, 'gain')}{stems(lows, 'loss')}"
+    f'<path class="rug" d="{ticks}"/></svg>'
+  )
+  return svg, float(low), float(high)
+
+
+def _panel(rows, name, ys, left, width, printed):
+  values = [getattr(row, name) for row in rows]
+  intervals = [getattr(row, f"{name}_ci95") for row in rows]
+  present = [v for v in values if v is not None]
+  present += [b for i in intervals for b in i or () if b is not None]
+  title = {"longppl": "LongPPL", "ppl": "PPL"}[name]
+  parts = [f'<text class="head" x="{left}" y="16">{title}</text>']
+  low, high = min(present, default=1.0) / 1.06, max(present, default=2.0) * 1.06
+
+  def x(value):
+    return left + np.log(value / low) / np.log(high / low) * width
+
+  bottom = ys[-1] + _ROW / 2
+  for tick in _log_ticks(low, high, width / 48) if present else ():
+    parts.append(
+      f'<path class="grid" d="M{x(tick):.1f} {_HEAD - 12}V{bottom}"/>'
+      f'<text class="tick mid" x="{x(tick):.1f}" y="{_HEAD - 18}">'
+      f"{tick:g}</text>"
+    )
+  for row, value, interval, y in zip(rows, values, intervals, ys, strict=True):
+    if value is None:
+      reason = row.notes[0] if row.notes and name == "longppl" else "–"
+      parts.append(
+        f'<text class="tick" x="{left}" y="{y + 4}">'
+        f"{escape(_shortened(reason, int(width / 6.5)))}</text>"
+      )
+      continue
+    ends = [] if interval is None else [b for b in interval if b is not None]
+    if len(ends) == 2:
+      parts.append(
+        f'<path class="whisker {name}" d="M{x(ends[0]):.1f} {y}'
+        f'H{x(ends[1]):.1f}"/>'
+      )
+    kind = " hollow" if row.self_evaluated else ""
+    parts.append(
+      f'<circle class="dot {name}{kind}" cx="{x(value):.1f}" cy="{y}" r="5"/>'
+    )
+    if printed:
+      parts.append(
+        f'<text x="{left + width + 10:.1f}" y="{y + 4}">'
+        f"{ppl_text(value)}</text>"
+      )
+  return parts
+
+
+def _row_positions(rows):
+  gap = np.cumsum([False, *np.diff([row.self_evaluated for row in rows])])
+  return _HEAD + _ROW * (np.arange(len(rows)) + 0.5 + 0.5 * gap)
+
+
+def _shortened(name, limit=42):
+  half = (limit - 1) // 2
+  return name if len(name) <= limit else f"{name[:half]}…{name[-half:]}"
+
+
+def _linear_ticks(low, high, count):
+  rough = (high - low) / count
+  power = 10 ** np.floor(np.log10(rough))
+  step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
+  return np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step
+
+
+def _log_ticks(low, high, count):
+  if high / low < 8:
+    return _linear_ticks(low, high, count)
+  powers = 10.0 ** np.arange(np.floor(np.log10(low)), np.log10(high) + 1)
+  # Three to the decade where they fit: log ticks stand unevenly.
+  mantissas = (1, 2, 5) if 2 * np.log10(high / low) <= count else (1,)
+  ticks = np.outer(powers, mantissas).ravel()
+  return ticks[(ticks >= low) & (ticks <= high)]
+
+
+def _signed(value):
+  return f"{value:g}".replace("-", "−")

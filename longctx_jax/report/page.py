@@ -1,0 +1,215 @@
+"""What a finished evaluation says: comparison, correlation, one HTML page."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from longctx_jax.report import comparison, figures, heatmap
+from longctx_jax.report.comparison import Result
+
+_EXCERPT_CHARS = 1200
+_CARD_PLOT = 440
+_PROTOCOLS = {
+  "paper": (
+    "Protocol paper, as the reference code: the evaluator reads the special "
+    "tokens its tokenizer adds, the models read none, later windows begin "
+    "without BOS, and PPL weights a document by its ids."
+  ),
+  "strict": (
+    "Protocol strict: the BOS that a tokenizer adds by default stands before "
+    "every pass and window and is never scored; PPL weights a document by its "
+    "scored targets."
+  ),
+}
+
+
+def thresholds(results: Sequence[Result]) -> tuple[float, float]:
+  """Alpha and beta of the first result that states them, else the paper's."""
+  stated = ((r["alpha"], r["beta"]) for r in results if "alpha" in r)
+  return next(stated, (2.0, -2.0))
+
+
+def render_report(
+  results: Sequence[Result],
+  documents: Sequence[Mapping[str, Any]],
+  output: str | Path,
+  *,
+  alpha: float = 2.0,
+  beta: float = -2.0,
+  title: str = "Long-context perplexity",
+  baseline: str = "",
+  force: bool = False,
+  seed: int = 0,
+) -> None:
+  """Writes one HTML file that needs nothing else, in light and dark.
+
+  The models' LongPPL and PPL as figure and table, each document as a heat map
+  of LSD, the distribution of LSD, and what is true by construction.
+
+  Args:
+    results: as `load_results` returns them; may be empty.
+    documents: as `heatmap.build_heatmap` takes them; may be empty.
+    output: path of the file.
+    alpha: threshold of LSD behind the key masks, nats.
+    beta: threshold of the long log-prob, nats.
+    title: heading of the page.
+    baseline, force, seed: as `comparison.comparison_rows`.
+
+  Raises:
+    NotComparable: the results were not made alike.
+    ValueError: a document's arrays differ in length.
+  """
+  rows = comparison.comparison_rows(
+    results, baseline=baseline, force=force, seed=seed
+  )
+  manifest = _manifest(results)
+  heatmaps = [
+    heatmap.build_heatmap(document, stride=manifest.get("stride") or 0)
+    for document in documents
+  ]
+  _write(
+    "report.html.j2",
+    output,
+    title=title,
+    rows=rows,
+    header=comparison.table_header(baseline),
+    groups=comparison.table_groups(rows, baseline),
+    plot=_plot(rows),
+    settings=_settings(results, manifest, alpha, beta),
+    short_len=f"{manifest['short_len']:,}" if "short_len" in manifest else "K",
+    documents=heatmaps,
+    shown=None,
+    histogram=_histogram(heatmaps, alpha),
+    notes=_notes(results, rows, alpha, beta),
+    alpha=alpha,
+    beta=beta,
+  )
+
+
+def render_card(
+  results: Sequence[Result],
+  document: Mapping[str, Any],
+  output: str | Path,
+  *,
+  alpha: float = 2.0,
+  excerpt: tuple[int, int] | None = None,
+  title: str = "Where the long context helps",
+  subtitle: str = "",
+  caption: str = "",
+) -> None:
+  """Writes a page of exactly 1200 x 700 pixels, light, to be photographed.
+
+  Left a passage of the document as a heat map, right the models.
+
+  Args:
+    results: as `load_results` returns them; at most 8 look well.
+    document: as `heatmap.build_heatmap` takes it.
+    output: path of the HTML file.
+    alpha: threshold of LSD behind the key mask, nats.
+    excerpt: targets [a, b) to show; None for the passage of 1,200 characters
+      that holds most key tokens.
+    title: heading.
+    subtitle: line below it.
+    caption: line below the table, for example the document's source.
+
+  Raises:
+    ValueError: the document has no targets, or its arrays differ in length.
+  """
+  offsets = np.asarray(document["offsets"]).reshape(-1, 2)
+  if not len(offsets):
+    raise ValueError(
+      f"document {document['doc_id']!r} has no targets to show: pass another."
+    )
+  if excerpt is None:
+    excerpt = heatmap.densest_excerpt(
+      offsets, document["key_mask"], n_chars=_EXCERPT_CHARS
+    )
+  rows = comparison.comparison_rows(results)
+  _write(
+    "card.html.j2",
+    output,
+    card=True,
+    title=title,
+    subtitle=subtitle,
+    caption=caption,
+    excerpt=heatmap.excerpt_markup(document, *excerpt),
+    shown=[100 * edge / len(offsets) for edge in excerpt],
+    doc=heatmap.build_heatmap(document),
+    rows=rows,
+    plot=_plot(rows, width=_CARD_PLOT, values=False),
+    alpha=alpha,
+  )
+
+
+def _plot(rows, **options):
+  return Markup(figures.model_plot(rows, **options)) if rows else ""
+
+
+def _write(template, output, **values):
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  environment.filters["ppl"] = comparison.ppl_text
+  environment.filters["interval"] = comparison.interval_text
+  shared = {"card": False, "edges": heatmap.edge_labels()}
+  page = environment.get_template(template).render(shared | values)
+  # A lone surrogate in a document's text has no UTF-8.
+  Path(output).write_text(page, encoding="utf-8", errors="replace")
+
+
+def _manifest(results):
+  return next((r["keys"] for r in results if r.get("keys")), {})
+
+
+def _histogram(heatmaps, alpha):
+  lsd = np.concatenate([item.lsd for item in heatmaps] or [np.empty(0)])
+  if not lsd.size:
+    return ""
+  keys = np.concatenate([item.key_mask for item in heatmaps])
+  return Markup(figures.lsd_histogram(lsd, keys, alpha=alpha))
+
+
+def _settings(results, manifest, alpha, beta):
+  first = results[0] if results else {}
+  settings = {
+    "Evaluator": manifest.get("evaluator"),
+    "Protocol": first.get("protocol"),
+    "Short context K": comparison.count_text(manifest.get("short_len")),
+    "Stride d": comparison.count_text(manifest.get("stride")),
+    "α": f"{alpha:g}",
+    "β": f"{beta:g}".replace("-", "−"),
+    "Documents": comparison.count_text(first.get("n_documents")),
+  }
+  return [(k, v) for k, v in settings.items() if v not in (None, "-")]
+
+
+def _notes(results, rows, alpha, beta):
+  protocols = {result.get("protocol") for result in results}
+  notes = [_PROTOCOLS[p] for p in ("paper", "strict") if p in protocols]
+  notes += [
+    "Tokens before the first K are never scored. The stride d after them has "
+    "the whole text before it as its short context too: LSD is 0 by "
+    "construction, and no token there can be key. Only later tokens are "
+    "eligible.",
+    "Intervals of LongPPL resample documents; with fewer than 8 that hold key "
+    "tokens, key regions (runs of key tokens at most 16 targets apart); with "
+    "fewer than 10 regions there is no interval. Intervals of PPL and of "
+    "ratios resample documents, from 8 up.",
+  ]
+  if any(row.self_evaluated for row in rows):
+    notes.append(
+      "A self-evaluated model chose the key tokens itself: β keeps its "
+      f"LongPPL below exp({-beta:g}) = {math.exp(-beta):.2f}, and α makes its "
+      "short context look worse by a factor of at least "
+      f"exp({alpha:g}) = {math.exp(alpha):.2f}. Neither is a finding."
+    )
+  return notes + [f"{row.name}: {note}" for row in rows for note in row.notes]

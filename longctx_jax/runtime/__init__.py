@@ -1,0 +1,1 @@
+"""What long runs need: settings that agree, progress, processes."""

@@ -1,0 +1,181 @@
+"""What a long run says of itself: usage, speed, time left, a heartbeat."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from absl import logging
+
+_LINE_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def heartbeat(name: str) -> Iterator[None]:
+  """Logs a line every half a minute: reading looks like hanging."""
+  done, start = threading.Event(), time.monotonic()
+
+  def tell():
+    while not done.wait(_LINE_SECONDS):
+      seconds = time.monotonic() - start
+      logging.info("still reading %s: %.0f s", name, seconds)
+
+  thread = threading.Thread(target=tell, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    done.set()
+    thread.join()
+
+
+_EVERY_SECONDS = 10.0
+
+
+class Progress:
+  """Logs a line every ten seconds; compilation counts in no speed.
+
+  Attributes:
+    done: documents that are finished, those of an earlier run included.
+    total: documents in all, as far as is known.
+  """
+
+  def __init__(
+    self,
+    verb: str,
+    total: int,
+    usage: Usage,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self.done = 0
+    self._skipped = 0
+    self._verb = verb
+    self.total = total
+    self._usage = usage
+    self._clock = clock
+    self._start = self._last = clock()
+    self._start_tokens = usage.tokens
+    self._start_compile = usage.compile_seconds
+    self._start_compilations = usage.compilations
+
+  @property
+  def seconds(self) -> float:
+    """Since the start, compilation excluded."""
+    compiled = self._usage.compile_seconds - self._start_compile
+    return max(self._clock() - self._start - compiled, 1e-9)
+
+  @property
+  def tokens_per_second(self) -> float:
+    """Targets of the long pass per second."""
+    return (self._usage.tokens - self._start_tokens) / self.seconds
+
+  def skip(self, documents: int = 1) -> None:
+    """Counts documents that an earlier run finished: they take no time."""
+    self.done += documents
+    self._skipped += documents
+
+  def advance(self, documents: int = 1) -> None:
+    """Counts finished documents; logs if it is time."""
+    self.done += documents
+    now = self._clock()
+    if now - self._last >= _EVERY_SECONDS and self.done < self.total:
+      self._last = now
+      logging.info("%s", self)
+
+  def __str__(self) -> str:
+    own = max(self.done - self._skipped, 1)
+    left = (self.total - self.done) * self.seconds / own
+    return (
+      f"{self._verb}: {self.done:,} of {self.total:,} documents | "
+      f"{self.tokens_per_second:,.0f} tokens/s | {clock_text(left)} left | "
+      f"padding {self._usage.padding_share:.0%}"
+    )
+
+  def finish(self) -> None:
+    """Logs the totals of this run."""
+    logging.info(
+      "%s: %s documents in %s (+ %.1f s for %d compilations) | %s tokens/s | "
+      "padding %.0f%%",
+      self._verb,
+      f"{self.done - self._skipped:,}",
+      clock_text(self.seconds),
+      self._usage.compile_seconds - self._start_compile,
+      self._usage.compilations - self._start_compilations,
+      f"{self.tokens_per_second:,.0f}",
+      100 * self._usage.padding_share,
+    )
+
+
+class StepClock:
+  """Time of training steps; compilation and other pauses count in none."""
+
+  def __init__(
+    self, total: int, *, clock: Callable[[], float] = time.monotonic
+  ):
+    """Starts the clock of a run of `total` steps."""
+    self._total = total
+    self._clock = clock
+    self._start = self._lap_start = clock()
+    self._done = self._left = 0
+
+  @contextlib.contextmanager
+  def pause(self) -> Iterator[None]:
+    """Time inside does not count."""
+    start = self._clock()
+    try:
+      yield
+    finally:
+      paused = self._clock() - start
+      self._start += paused
+      self._lap_start += paused
+
+  def lap(self, step: int, steps: int) -> float:
+    """Seconds of the last `steps` steps, which end at `step`."""
+    now = self._clock()
+    seconds = max(now - self._lap_start, 1e-9)
+    self._lap_start = now
+    self._done += steps
+    self._left = self._total - step
+    return seconds
+
+  def time_left(self) -> str:
+    """Of the run, by the mean step of this process."""
+    per_step = (self._clock() - self._start) / max(self._done, 1)
+    return clock_text(per_step * self._left)
+
+
+def clock_text(seconds: float) -> str:
+  """Minutes and seconds, and hours where there are any."""
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return (
+    f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+  )
+
+
+@dataclasses.dataclass
+class Usage:
+  """What a scorer did so far.
+
+  Attributes:
+    tokens: scored targets of the long pass.
+    fed: positions that went through the model, padding included.
+    needed: the same without padding.
+    compilations: compiled programs.
+    compile_seconds: time that they took.
+  """
+
+  tokens: int = 0
+  fed: int = 0
+  needed: int = 0
+  compilations: int = 0
+  compile_seconds: float = 0.0
+
+  @property
+  def padding_share(self) -> float:
+    """Share of the positions fed that were padding."""
+    return 1 - self.needed / self.fed if self.fed else 0.0

@@ -1,0 +1,216 @@
+"""What a model reads of a document: BOS and length, by protocol.
+
+`paper` is what the reference code does: the evaluator reads the specials that
+its tokenizer adds by default, a model under test reads none, and no window
+but the first has a BOS. `strict` puts the BOS that the tokenizer itself adds
+first into every pass and window, where it counts neither in K nor as text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from longctx_jax.paper import windows
+from longctx_jax.scoring import scorer as scorer_lib
+from longctx_jax.text.tokenizer import OffsetsUnusable, TextTokenizer
+
+PROTOCOLS = ("paper", "strict")
+OVER_LENGTH = ("truncate_end", "skip", "error")
+# Targets and nats of the check that a model can do without its BOS.
+_BOS_CHECK_TARGETS = 512
+_BOS_CHECK_NATS = 1.0
+
+
+class OverLength(ValueError):
+  """A document is longer than allowed, and the policy is "error"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """A document as a model reads it.
+
+  Attributes:
+    ids: int32 [n], BOS included where the protocol has one.
+    offsets: int64 [n - 1, 2], the characters of each target.
+    prefix_len: leading ids that every window repeats (0 or 1).
+    n_chars: characters of the text that the ids cover.
+    n_tokens_full: targets before truncation.
+    truncated: whether the document was cut.
+    reason: why it cannot be scored, else "".
+    unpredicted: the characters of the first id, which is no target [2]; None
+      where that is a BOS.
+  """
+
+  ids: np.ndarray
+  offsets: np.ndarray
+  prefix_len: int
+  n_chars: int
+  n_tokens_full: int
+  truncated: bool
+  reason: str
+  unpredicted: np.ndarray | None = None
+
+  @property
+  def n_tokens(self) -> int:
+    """Scored targets."""
+    return 0 if self.reason else len(self.ids) - 1
+
+  @property
+  def n_text(self) -> int:
+    """Ids of the text, the repeated prefix not counted."""
+    return len(self.ids) - self.prefix_len
+
+
+def check_protocol(protocol: str, over_length: str) -> None:
+  """Raises ValueError for an unknown protocol or length policy."""
+  for name, value, known in (
+    ("protocol", protocol, PROTOCOLS),
+    ("over_length", over_length, OVER_LENGTH),
+  ):
+    if value not in known:
+      raise ValueError(f"{name}={value!r} is not one of {', '.join(known)}")
+
+
+def prepare(
+  text: str,
+  tokenizer: TextTokenizer,
+  *,
+  protocol: str,
+  is_evaluator: bool,
+  max_length: int,
+  over_length: str,
+) -> Prepared:
+  """Tokenizes a text as the protocol says and applies the length policy.
+
+  Args:
+    text: the document.
+    tokenizer: of the model that is to read it.
+    protocol: "paper" or "strict".
+    is_evaluator: whether the model is to find key tokens; "paper" treats
+      evaluators and models under test differently.
+    max_length: ids that the model can read, BOS included.
+    over_length: "truncate_end", "skip" (reason "too_long") or "error".
+
+  Raises:
+    OverLength: for a text over max_length under policy "error".
+    ValueError: for a max_length below 2.
+  """
+  if max_length < 2:
+    raise ValueError(
+      f"max_length={max_length} must be at least 2: one id to read, one "
+      "to score"
+    )
+  try:
+    encoding = tokenizer.encode(
+      text, add_special_tokens=protocol == "paper" and is_evaluator
+    )
+  except OffsetsUnusable:
+    return unscorable("unusable_offsets")
+  ids, offsets = encoding.ids, encoding.offsets
+  prefix_len = 0
+  if protocol == "strict" and tokenizer.leading_bos is not None:
+    prefix_len = 1
+    ids = np.concatenate([[tokenizer.leading_bos], ids]).astype(np.int32)
+    offsets = np.concatenate([np.zeros((1, 2), np.int64), offsets])
+  if not text:
+    return unscorable("empty")
+  full = len(ids)
+  if full < 2:
+    return unscorable("nothing_to_score")
+  n_chars = len(text)
+  if full > max_length:
+    if over_length == "skip":
+      return unscorable("too_long", n_tokens_full=full - 1)
+    if over_length == "error":
+      raise OverLength(
+        f"the document has {full} ids, the limit is {max_length}: set "
+        "over_length to truncate_end or skip, or raise max_length"
+      )
+    keep = _whole_characters(offsets, max_length)
+    ids, offsets = ids[:keep], offsets[:keep]
+    n_chars = int(offsets[:, 1].max())
+  return Prepared(
+    ids=ids,
+    offsets=offsets[1:],
+    prefix_len=prefix_len,
+    n_chars=n_chars,
+    n_tokens_full=full - 1,
+    truncated=full > max_length,
+    reason="",
+    unpredicted=offsets[0] if offsets[0].any() else None,
+  )
+
+
+def unscorable(reason: str, n_tokens_full: int = 0) -> Prepared:
+  """A document that no model reads, and why."""
+  return Prepared(
+    ids=np.zeros(0, np.int32),
+    offsets=np.zeros((0, 2), np.int64),
+    prefix_len=0,
+    n_chars=0,
+    n_tokens_full=n_tokens_full,
+    truncated=False,
+    reason=reason,
+  )
+
+
+def _whole_characters(offsets, keep):
+  """Largest length up to `keep` that cuts between two characters."""
+  while keep > 2 and offsets[keep][0] < offsets[keep - 1][1]:
+    keep -= 1
+  return keep
+
+
+def check_bos(scorer: scorer_lib.Scorer, text: str) -> None:
+  """Checks, before a `paper` run, that the model can do without its BOS.
+
+  Scores the first 512 targets of a text with and without the BOS that the
+  tokenizer adds by default; the first target, which only one of them has, is
+  left out.
+
+  Raises:
+    ValueError: where the mean log-probs differ by more than 1 nat per token:
+      a model such as Gemma, whose key tokens would be noise.
+  """
+  tokenizer = scorer.model.tokenizer
+  if tokenizer is None or tokenizer.leading_bos is None:
+    return
+  bare = tokenizer.encode(text, add_special_tokens=False).ids
+  # With the BOS before them they must fit the model.
+  limit = scorer.model.config.max_position - 1
+  bare = bare[: min(_BOS_CHECK_TARGETS + 1, limit)]
+  if len(bare) < 2:
+    return
+  with_bos = np.concatenate([[tokenizer.leading_bos], bare]).astype(np.int32)
+  jobs = [scorer_lib.Job("bare", bare), scorer_lib.Job("bos", with_bos)]
+  means = {
+    scores.job.key: float(scores.long[1 - len(bare) :].mean())
+    for scores in scorer.score_long(jobs)
+  }
+  if abs(means["bos"] - means["bare"]) > _BOS_CHECK_NATS:
+    raise ValueError(
+      f"{scorer.model.name} needs its BOS: the first {len(bare) - 1} targets "
+      f"of a document have a mean log-prob of {means['bos']:.2f} nats with it "
+      f"and {means['bare']:.2f} without, and the paper's protocol leaves it "
+      "out. Use protocol 'strict'"
+    )
+
+
+def explain_too_short(n_text: int, *, short_len: int, stride: int) -> str:
+  """Says what a document lacks, and which windows would fit it."""
+  fitting = max(1, n_text // 8)
+  eligible = windows.count_eligible(
+    n_text, short_len=2 * fitting, stride=fitting
+  )
+  lacks = (
+    f"a document of {n_text} ids has no key tokens with short_len={short_len} "
+    f"and stride={stride}: it would need more than {short_len + stride}"
+  )
+  if not eligible:
+    return lacks
+  return (
+    f"{lacks}. With short_len={2 * fitting} and stride={fitting}, {eligible} "
+    "of its ids can be key"
+  )

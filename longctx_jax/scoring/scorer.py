@@ -1,0 +1,279 @@
+"""Scores documents: a long pass each, and pooled windows of short context."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from longctx_jax.model import attention, log_probs, sharding
+from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.paper import windows
+from longctx_jax.runtime.progress import Usage
+from longctx_jax.scoring import buckets
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """One document to score.
+
+  Attributes:
+    key: anything that tells the document apart; comes back with the result.
+    ids: what the model reads, int32 [n], n >= 2.
+    prefix_len: leading ids (BOS) that are repeated in front of every window
+      and count neither in short_len nor as text.
+  """
+
+  key: Any
+  ids: np.ndarray
+  prefix_len: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+  """Log-probs of a document's targets, float32 [n - 1], in nats.
+
+  `short` is NaN where no window scores the target, and equals `long` in the
+  first window, whose context is the full one.
+  """
+
+  job: Job
+  long: np.ndarray
+  short: np.ndarray
+
+
+@dataclasses.dataclass
+class Scorer:
+  """The compiled passes of one model; made by `make_scorer`.
+
+  Attributes:
+    model: what scores.
+    short_len: the paper's K.
+    stride: the paper's d.
+    long_batch: documents per long pass.
+    window_batch: windows per short pass.
+    usage: counts so far.
+  """
+
+  model: LoadedModel
+  short_len: int
+  stride: int
+  long_batch: int
+  window_batch: int
+  usage: Usage
+  long_pass: Any
+  window_pass: Any
+  compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+  def score_long(self, jobs: Iterable[Any]) -> Iterator[Any]:
+    """Long pass only; documents come back as their batch is full.
+
+    Args:
+      jobs: `Job`s. Anything else passes through, in its place: a document that
+        needs no pass is not kept waiting for those that do.
+
+    Yields:
+      `Scores` of the jobs, and what passed through.
+
+    Raises:
+      ValueError: for a document with fewer than two ids.
+    """
+    waiting: dict[int, list[Job]] = {}
+    for job in jobs:
+      if not isinstance(job, Job):
+        yield job
+        continue
+      if len(job.ids) < 2:
+        raise ValueError(f"document {job.key!r} has no target to score")
+      bucket = buckets.bucket_length(len(job.ids) - 1)
+      batch = waiting.setdefault(bucket, [])
+      batch.append(job)
+      if len(batch) == self.long_batch:
+        yield from self._run_long(bucket, waiting.pop(bucket))
+    for bucket, batch in waiting.items():
+      yield from self._run_long(bucket, batch)
+
+  def score(self, jobs: Iterable[Any]) -> Iterator[Any]:
+    """Long pass and windows; windows of several documents share a batch.
+
+    A document comes back when its last window is done, so in another order
+    than it came. Arguments and results as in `score_long`.
+    """
+    pool: list[tuple[Scores, int, np.ndarray]] = []
+    open_windows: dict[int, int] = {}
+
+    def run(batch):
+      for scores in self._run_windows(batch):
+        open_windows[id(scores)] -= 1
+        if not open_windows[id(scores)]:
+          del open_windows[id(scores)]
+          yield scores
+
+    for scores in self.score_long(jobs):
+      is_scored = isinstance(scores, Scores)
+      own = list(self._cut_windows(scores)) if is_scored else []
+      if not own:
+        yield scores
+        continue
+      open_windows[id(scores)] = len(own)
+      pool += own
+      while len(pool) >= self.window_batch:
+        batch, pool = pool[: self.window_batch], pool[self.window_batch :]
+        yield from run(batch)
+    if pool:
+      yield from run(pool)
+
+  def _run_long(self, bucket, jobs):
+    ids = np.zeros((self.long_batch, bucket + 1), np.int32)
+    for row, job in enumerate(jobs):
+      ids[row, : len(job.ids)] = job.ids
+    lengths = [len(job.ids) for job in jobs]
+    out = self._call(self.long_pass, "long", ids, lengths)
+    counts = [len(job.ids) - 1 for job in jobs]
+    self.usage.tokens += sum(counts)
+    self.usage.needed += sum(counts)
+    self.usage.fed += self.long_batch * bucket
+    for row, (job, count) in enumerate(zip(jobs, counts, strict=True)):
+      long = np.array(out[row, :count])
+      yield Scores(job, long, np.full_like(long, np.nan))
+
+  def _cut_windows(self, scores):
+    """(scores, first target, window ids) of each window after the first.
+
+    The first window's values are the long pass's own: they are filled in.
+    """
+    job = scores.job
+    prefix, text = job.ids[: job.prefix_len], job.ids[job.prefix_len :]
+    plan = windows.plan_windows(
+      len(text), short_len=self.short_len, stride=self.stride
+    )
+    for start, first, end in zip(
+      plan.start, plan.score_start, plan.score_end, strict=True
+    ):
+      # Text id j is target j + prefix_len - 1.
+      first, end = first + job.prefix_len - 1, end + job.prefix_len - 1
+      if start == 0:
+        scores.short[first:end] = scores.long[first:end]
+        continue
+      span = text[start : start + self.short_len + self.stride]
+      yield scores, first, np.concatenate([prefix, span])
+
+  def _run_windows(self, batch):
+    prefix_len = batch[0][0].job.prefix_len
+    length = prefix_len + self.short_len + self.stride
+    ids = np.zeros((self.window_batch, length), np.int32)
+    for row, (scores, _, span) in enumerate(batch):
+      if scores.job.prefix_len != prefix_len:
+        raise ValueError("all jobs of a scorer have the same prefix_len")
+      ids[row, : len(span)] = span
+      self.usage.needed += len(span) - 1
+    self.usage.fed += self.window_batch * (length - 1)
+    lengths = [len(span) for _, _, span in batch]
+    out = self._call(self.window_pass, prefix_len, ids, lengths)
+    for row, (scores, first, span) in enumerate(batch):
+      count = len(span) - prefix_len - self.short_len
+      scores.short[first : first + count] = out[row, :count]
+      yield scores
+
+  def _call(self, function, kind, ids, lengths):
+    """Runs a pass on the mesh; compilation is timed apart.
+
+    The rows' real lengths, of all ids, go in beside the padded ids: RoPE
+    tables may depend on them.
+    """
+    lengths = np.pad(np.array(lengths, np.int32), (0, len(ids) - len(lengths)))
+    inputs = jax.device_put(
+      (ids, lengths), sharding.batch_sharding(self.model.mesh)
+    )
+    key = (kind, ids.shape)
+    with jax.set_mesh(self.model.mesh):
+      if key not in self.compiled:
+        start = time.monotonic()
+        static = (kind,) if function is self.window_pass else ()
+        # A float32 model is meant to be float32: no bfloat16 or TF32 passes.
+        # Splash does not compile for bfloat16 under "highest".
+        exact = self.model.dtype == "float32"
+        with jax.default_matmul_precision("highest" if exact else "default"):
+          lowered = function.lower(self.model.params, *inputs, *static)
+        self.compiled[key] = lowered.compile()
+        self.usage.compilations += 1
+        self.usage.compile_seconds += time.monotonic() - start
+      return np.asarray(self.compiled[key](self.model.params, *inputs))
+
+
+def make_scorer(
+  model: LoadedModel,
+  *,
+  short_len: int,
+  stride: int,
+  window_batch: int = 0,
+  chunk: int = 1024,
+  backend: str = "auto",
+) -> Scorer:
+  """Makes the jitted long pass and window pass of a model.
+
+  Args:
+    model: what scores.
+    short_len: the paper's K.
+    stride: the paper's d.
+    window_batch: windows per device and pass; 0 takes 1 on CPU, where that is
+      the fastest, and 4 elsewhere.
+    chunk: positions whose logits are held at a time.
+    backend: attention backend; "auto" takes the one of this machine.
+
+  Raises:
+    ValueError: unless 1 <= stride <= short_len.
+  """
+  windows.check_window(short_len=short_len, stride=stride)
+  if backend == "auto":
+    backend = attention.choose_backend(model.config, dtype=model.dtype)
+  ways = sharding.batch_ways(model.mesh)
+  window_batch = window_batch or (1 if jax.default_backend() == "cpu" else 4)
+
+  def log_probs_of(params, ids, lengths, targets, score_rows):
+    transformer = nnx.merge(model.graphdef, params)
+    hidden = transformer(
+      ids, lengths=lengths, score_rows=score_rows, backend=backend
+    )
+    return log_probs.target_log_probs(
+      hidden,
+      transformer.head(),
+      targets,
+      softcap=model.config.softcap,
+      chunk=chunk,
+    )
+
+  # Log-probs are small and leave for the host at once: replicated.
+  whole = jax.sharding.NamedSharding(model.mesh, jax.sharding.PartitionSpec())
+
+  @functools.partial(jax.jit, out_shardings=whole)
+  def long_pass(params, ids, lengths):
+    return log_probs_of(params, ids[:, :-1], lengths, ids[:, 1:], None)
+
+  @functools.partial(jax.jit, static_argnums=3, out_shardings=whole)
+  def window_pass(params, ids, lengths, prefix_len):
+    first = prefix_len + short_len
+    return log_probs_of(
+      params,
+      ids[:, :-1],
+      lengths,
+      ids[:, first:],
+      (first - 1, first + stride - 1),
+    )
+
+  return Scorer(
+    model=model,
+    short_len=short_len,
+    stride=stride,
+    long_batch=ways,
+    window_batch=window_batch * ways,
+    usage=Usage(),
+    long_pass=long_pass,
+    window_pass=window_pass,
+  )

@@ -1,0 +1,109 @@
+"""From a config to the corpus, the model and the scorer of a run."""
+
+from __future__ import annotations
+
+from absl import logging
+from ml_collections import ConfigDict
+
+from longctx_jax.checkpoints import loading
+from longctx_jax.key_tokens import store
+from longctx_jax.model import loaded, sharding
+from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.paper import windows
+from longctx_jax.scoring import protocol, scorer
+from longctx_jax.text import chunks
+from longctx_jax.text import corpus as corpus_lib
+from longctx_jax.text.chunks import ChunkedCorpus
+from longctx_jax.text.corpus import Corpus
+
+
+def check_config(config: ConfigDict) -> None:
+  """Raises ValueError for settings that no run can have; touches no device."""
+  protocol.check_protocol(config.longppl.protocol, config.data.over_length)
+  windows.check_window(
+    short_len=config.longppl.short_len, stride=config.longppl.stride
+  )
+  if config.scoring.detail not in store.DETAILS:
+    raise ValueError(
+      f"detail={config.scoring.detail!r} is not one of "
+      f"{', '.join(store.DETAILS)}"
+    )
+  if config.data.chunk_len:
+    chunks.check_chunk_len(config.data.chunk_len)
+  elif config.data.chunk_tokenizer:
+    raise ValueError(
+      f"chunk_tokenizer={config.data.chunk_tokenizer!r} without chunk_len: "
+      "documents are scored whole, so that nothing is cut"
+    )
+
+
+def open_corpus(config: ConfigDict) -> Corpus:
+  """The documents that the config names, uncut, ids decoded to text."""
+  data = config.data
+  corpus = corpus_lib.open_corpus(
+    list(data.sources),
+    text_column=data.text_column,
+    ids_column=data.ids_column,
+    id_column=data.id_column,
+    columns=tuple(data.columns),
+    row_range=tuple(data.row_range),
+  )
+  if data.ids_column:
+    owner = data.ids_tokenizer or config.evaluator
+    if not owner:
+      raise ValueError(
+        f"ids_column={data.ids_column!r} needs the tokenizer that the ids came "
+        "from: set ids_tokenizer to its folder or hub id"
+      )
+    if data.chunk_len and owner == (data.chunk_tokenizer or config.evaluator):
+      return corpus  # Encoding their text again need not give the same ids.
+    tokenizer = loading.load_tokenizer(owner)
+    corpus = corpus.decoded(lambda ids: tokenizer.align(ids)[0])
+  return corpus
+
+
+def cut_corpus(
+  config: ConfigDict, corpus: Corpus, evaluator: LoadedModel
+) -> Corpus | ChunkedCorpus:
+  """The documents as they are scored: cut as training cuts them, or whole."""
+  if not config.data.chunk_len:
+    return corpus
+  owner = config.data.chunk_tokenizer
+  tokenizer = loading.load_tokenizer(owner) if owner else evaluator.tokenizer
+  return ChunkedCorpus(corpus, tokenizer, config.data.chunk_len)
+
+
+def load_model(config: ConfigDict, path: str) -> LoadedModel:
+  """Loads onto the mesh and in the dtype that the config names."""
+  model = loading.load_model(
+    path,
+    mesh=sharding.make_mesh(dict(config.mesh)),
+    dtype=config.scoring.dtype or None,
+  )
+  loaded.require_tokenizer(model)
+  return model
+
+
+def make_scorer(config: ConfigDict, model: LoadedModel) -> scorer.Scorer:
+  """The compiled passes with the config's windows and batch sizes."""
+  return scorer.make_scorer(
+    model,
+    short_len=config.longppl.short_len,
+    stride=config.longppl.stride,
+    window_batch=config.scoring.window_batch,
+    chunk=config.scoring.chunk,
+    backend=config.scoring.backend,
+  )
+
+
+def max_length_of(config: ConfigDict, model: LoadedModel) -> int:
+  """Ids that a model reads of a document; warns past the trained context."""
+  limit = model.config.max_position
+  if config.data.max_length > limit:
+    logging.warning(
+      "max_length=%d is more than the %d positions that %s was made for",
+      config.data.max_length,
+      limit,
+      model.name,
+    )
+  return config.data.max_length or limit

@@ -1,0 +1,1 @@
+"""Documents, their tokens, and offsets that are proved."""

@@ -1,0 +1,100 @@
+"""Data sets of tensorflow-datasets that were prepared before, row by row.
+
+Reading needs no TensorFlow, preparing does. PG-19, once, on any machine:
+
+  pip install tensorflow-datasets importlib_resources tensorflow
+  python -c "import tensorflow_datasets as tfds;
+  tfds.builder('pg19', file_format='array_record').download_and_prepare()"
+
+From then on its source is tfds:pg19/train, its text column book_text and its
+id column book_id, here and wherever the folder is copied to.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from longctx_jax.text.row_files import Row, RowFile
+
+PREFIX = "tfds:"
+
+
+def open_split(source: str) -> RowFile:
+  """Opens a split as a file of rows.
+
+  Args:
+    source: "tfds:NAME/SPLIT", where NAME is looked for in TFDS_DATA_DIR or
+      ~/tensorflow_datasets, or "tfds:FOLDER/SPLIT" with the folder that holds
+      its dataset_info.json. SPLIT may be a part, as train[:100].
+
+  Raises:
+    FileNotFoundError: it was not prepared; the message says how to.
+    ValueError: tensorflow-datasets is not installed; another format than
+      array_record; no such split.
+  """
+  name, _, split = source.removeprefix(PREFIX).rpartition("/")
+  builder = _find(name, source)
+  if builder.info.file_format.value != "array_record":
+    raise ValueError(
+      f"{source} was prepared as {builder.info.file_format.value}, which can't "
+      "be read row by row: prepare it with file_format='array_record'"
+    )
+  if split.partition("[")[0] not in builder.info.splits:
+    raise ValueError(
+      f"{source}: no split {split!r}; there are "
+      f"{', '.join(builder.info.splits) or 'none'}"
+    )
+  rows = builder.as_data_source(split=split)
+
+  def read(start: int, stop: int, columns: tuple[str, ...]) -> Iterator[Row]:
+    del columns
+    return (_row(rows[i]) for i in range(start, stop))
+
+  version = f"{builder.info.full_name} {len(rows)}"
+  columns = tuple(builder.info.features)
+  return RowFile(source, columns, len(rows), read, version=version)
+
+
+def _find(name: str, source: str) -> Any:
+  try:
+    # Imported where used: few have it, and it takes seconds.
+    import tensorflow_datasets as tfds
+  except ImportError as error:
+    raise ValueError(
+      f"{source} needs tensorflow-datasets: pip install tensorflow-datasets "
+      f"importlib_resources ({error})"
+    ) from error
+  try:
+    if pathlib.Path(name).expanduser().is_dir():
+      return tfds.builder_from_directory(pathlib.Path(name).expanduser())
+    builder = tfds.builder(name)
+  except (tfds.core.DatasetNotFoundError, OSError) as error:
+    raise FileNotFoundError(
+      f"{source}: no prepared data set: {str(error).splitlines()[0]}"
+    ) from error
+  if not builder.is_prepared():
+    raise FileNotFoundError(
+      f"{source} is not prepared in {builder.data_path}: do it once, where "
+      "TensorFlow is installed (pip install tensorflow-datasets tensorflow), "
+      f"with tfds.builder({name!r}, file_format='array_record')"
+      ".download_and_prepare(), or copy the folder of one who did"
+    )
+  return builder
+
+
+def _row(values: dict[str, Any]) -> Row:
+  """A row in the types of JSON; bytes are texts."""
+  try:
+    return {name: _plain(value) for name, value in values.items()}
+  except UnicodeDecodeError as error:
+    return str(error)
+
+
+def _plain(value: Any) -> Any:
+  if isinstance(value, bytes):
+    return value.decode()
+  return value.item() if isinstance(value, np.generic) else value

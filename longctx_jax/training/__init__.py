@@ -1,0 +1,1 @@
+"""LongCE and CE."""

@@ -1,0 +1,142 @@
+"""Checkpoints of a training run: state, data position and settings, by Orbax.
+
+A checkpoint appears under its step by rename, so that a killed run leaves
+whole ones. Arrays are stored by name and read onto any mesh.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from longctx_jax.runtime import progress
+
+_STATE, _META = "state", "meta"
+
+
+class Checkpoints:
+  """The last checkpoints of a run, in one folder."""
+
+  def __init__(self, folder: str | os.PathLike[str], *, keep: int):
+    """Opens the folder, or makes it; what a kill left half is removed.
+
+    Args:
+      folder: holds one folder per step.
+      keep: how many stay.
+
+    Raises:
+      ValueError: unless keep is at least 1.
+    """
+    if keep < 1:
+      raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept")
+    self._folder = pathlib.Path(folder).resolve()
+    self._manager = ocp.CheckpointManager(
+      self._folder,
+      item_names=(_STATE, _META),
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=keep,
+        enable_async_checkpointing=True,
+        cleanup_tmp_directories=True,
+      ),
+    )
+
+  @property
+  def steps(self) -> list[int]:
+    """Steps whose checkpoint is whole, ascending."""
+    return sorted(self._manager.all_steps())
+
+  def save(
+    self,
+    step: int,
+    state: Any,
+    *,
+    data: Any,
+    settings: dict[str, Any],
+  ) -> None:
+    """Copies the state off the devices, then writes it in the background.
+
+    A write of the step before is waited for first.
+
+    Args:
+      step: names the checkpoint.
+      state: tree of arrays on any mesh; it may be donated afterwards.
+      data: position of the data iterator, as JSON holds it.
+      settings: of the run, as JSON holds them.
+    """
+    arrays = _by_name(state)
+    described = {
+      name: [list(array.shape), str(array.dtype)]
+      for name, array in arrays.items()
+    }
+    meta = {"data": data, "settings": settings, "arrays": described}
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        **{
+          _STATE: ocp.args.StandardSave(arrays),
+          _META: ocp.args.JsonSave(meta),
+        }
+      ),
+    )
+
+  def read_meta(self, step: int) -> dict[str, Any]:
+    """What was saved beside the arrays: `data` and `settings`."""
+    return self._manager.restore(
+      step, args=ocp.args.Composite(**{_META: ocp.args.JsonRestore()})
+    )[_META]
+
+  def restore(self, step: int, like: Any) -> Any:
+    """Reads the state onto the shardings of `like`, whatever wrote it.
+
+    Args:
+      step: of the checkpoint.
+      like: tree of `jax.ShapeDtypeStruct` with shardings.
+
+    Returns:
+      A tree as `like`, of arrays.
+
+    Raises:
+      ValueError: where the arrays are not those of `like`; the names are given
+        and nothing is allocated.
+    """
+    targets = _by_name(like)
+    stored = self.read_meta(step)["arrays"]
+    expected = {
+      name: [list(target.shape), str(target.dtype)]
+      for name, target in targets.items()
+    }
+    wrong = [
+      f"{name} is {stored.get(name)} there and {expected.get(name)} here"
+      for name in sorted(set(stored) | set(expected))
+      if stored.get(name) != expected.get(name)
+    ]
+    if wrong:
+      raise ValueError(f"{self._folder}/{step}: {'; '.join(wrong[:8])}")
+    with progress.heartbeat(f"checkpoint {step}"):
+      arrays = self._manager.restore(
+        step,
+        args=ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(targets)}),
+      )[_STATE]
+    structure = jax.tree.structure(like)
+    return jax.tree.unflatten(structure, [arrays[name] for name in targets])
+
+  def wait(self) -> None:
+    """Returns when all that was saved is on the disk."""
+    self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits, then ends the background threads."""
+    self._manager.close()
+
+
+def _by_name(tree):
+  """Leaves by dotted path: the file does not depend on classes of the tree."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="."): leaf
+    for path, leaf in leaves
+  }

@@ -1,0 +1,123 @@
+"""The config of a training run as the settings of its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from longctx_jax.model import parameters
+from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.runtime import settings
+from longctx_jax.training import data, optimizer, step
+from longctx_jax.training.context import rope_override
+
+# Where and how fast a run computes, but not what: free to change on a resume.
+_FREE_FIELDS = (
+  "data.cache_dir",
+  "model.backend",
+  "loss.chunk",
+  "loss.window_batch",
+  "optimizer.accumulate",
+)
+
+
+def check_config(config: ConfigDict) -> None:
+  """Raises ValueError for settings that no run can have; touches no device."""
+  data_config(config, "")
+  loss_config(config)
+  optimizer_config(config)
+  if (config.loss.weights == "stored") != bool(config.data.key_tokens):
+    raise ValueError(
+      f"weights={config.loss.weights!r} with key_tokens="
+      f"{config.data.key_tokens!r}: stored weights, and no others, come from "
+      "the key tokens of a workdir that scripts/score.py --chunk_len scored"
+    )
+  steps, micro = config.optimizer.steps, config.optimizer.accumulate
+  if steps < 1 or micro < 1 or config.data.batch_size % micro:
+    raise ValueError(
+      f"steps={steps}, accumulate={micro}: both must be at least 1, and "
+      f"accumulate must divide batch_size={config.data.batch_size}"
+    )
+  if min(config.checkpoint.every, config.eval.log_every) < 1:
+    raise ValueError("checkpoint.every and eval.log_every must be at least 1")
+  if config.eval.every and not config.eval.key_tokens:
+    raise ValueError(
+      f"eval.every={config.eval.every} needs eval.key_tokens, the workdir of "
+      "held-out documents that scripts/score.py scored; eval.every=0 is off"
+    )
+
+
+def data_config(
+  config: ConfigDict, workdir: str | pathlib.Path
+) -> data.DataConfig:
+  """The settings of the data pipeline; windows and weights are the loss's."""
+  loss = config.loss
+  fields = dict(config.data)
+  fields["cache_dir"] = fields["cache_dir"] or str(
+    pathlib.Path(workdir, "cache")
+  )
+  windowed = loss.weights != "none"
+  return data.DataConfig(
+    **fields,
+    short_len=loss.short_len if windowed else 0,
+    stride=loss.stride if windowed else 0,
+    gamma=loss.gamma,
+    alpha=loss.alpha,
+    beta=loss.beta,
+  )
+
+
+def loss_config(config: ConfigDict) -> step.LossConfig:
+  """The settings of the loss."""
+  return step.LossConfig(**config.loss)
+
+
+def optimizer_config(config: ConfigDict) -> optimizer.OptimizerConfig:
+  """The settings of the optimizer."""
+  fields = dict(config.optimizer)
+  del fields["steps"], fields["accumulate"]
+  return optimizer.OptimizerConfig(**fields)
+
+
+def compute_dtype(config: ConfigDict) -> jnp.dtype:
+  """Dtype of the activations; the parameters are float32 in any case."""
+  cpu = jax.default_backend() == "cpu"
+  return jnp.dtype(config.model.dtype or ("float32" if cpu else "bfloat16"))
+
+
+def adapted(config: ConfigDict, model: LoadedModel) -> LoadedModel:
+  """The model with the attention and RoPE table that it is trained to.
+
+  Raises:
+    ValueError: see `rope_override`; or rows longer than the table reaches.
+  """
+  facts = model.config
+  table = {name: value for name, value in config.model.rope.items() if value}
+  if config.model.full_attention:
+    facts = facts.with_attention(window=0, sink_len=0)
+  if table:
+    facts = rope_override(facts, **table)
+  if config.data.seq_len > facts.max_position:
+    raise ValueError(
+      f"seq_len={config.data.seq_len} is more than the {facts.max_position} "
+      f"positions of {model.name} ({facts.describe_rope()}): extend it, e.g. "
+      "--config.model.rope.rope_type=linear --config.model.rope.factor=8 "
+      f"--config.model.rope.max_position={config.data.seq_len}"
+    )
+  graphdef, _ = parameters.abstract_model(facts, jnp.dtype(jnp.float32))
+  return dataclasses.replace(model, config=facts, graphdef=graphdef)
+
+
+def identity(config: ConfigDict) -> dict[str, Any]:
+  """What determines the numbers of a run."""
+  blocks = {
+    name: config[name].to_dict()
+    for name in ("data", "model", "loss", "optimizer")
+  }
+  flat = settings.flatten(blocks)
+  return {name: flat[name] for name in flat if name not in _FREE_FIELDS}

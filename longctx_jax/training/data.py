@@ -1,0 +1,343 @@
+"""Training batches: shuffled rows of chunks, exact to resume on any machine.
+
+Which chunks share a row, and in which order rows come, is planned from the
+lengths alone, by seed and for all processes together. A step takes the next
+`batch_size` rows of that order and a process its slice of them, so that neither
+devices nor processes nor interruptions change what a step trains on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from absl import logging
+
+from longctx_jax.key_tokens import store
+from longctx_jax.paper import windows
+from longctx_jax.text import corpus as corpus_lib
+from longctx_jax.text import token_cache
+from longctx_jax.text.token_cache import TokenCache
+from longctx_jax.text.tokenizer import TextTokenizer
+from longctx_jax.training import rows as packing
+from longctx_jax.training import rows as rows_lib
+from longctx_jax.training import stored_weights
+from longctx_jax.training.stored_weights import StoredWeights
+
+Batch = dict[str, np.ndarray]
+
+
+# Batches made ahead of the step that takes them, each by a thread.
+_THREADS = 2
+_MAX_SEED = 2**32 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """What is trained on, and how it is laid out.
+
+  Attributes:
+    sources: as `corpus.open_corpus`.
+    seq_len: T, targets of a row; documents are cut into chunks of T + 1 ids.
+    batch_size: rows of a step over all processes, accumulation included.
+    cache_dir: folder of the token caches.
+    text_column: column of the text.
+    ids_column: column of token ids, read in place of the text; "" for none.
+    id_column: column of the document ids.
+    row_range: rows [a, b) of the sources; (0, 0) is all.
+    min_tokens: documents with fewer ids are left out.
+    min_chunk: chunks with fewer ids are left out; T + 1 keeps whole ones only.
+    packing: several chunks in a row, kept apart by segment ids.
+    seed: of packing and order, 0 to 2**32 - 1.
+    epochs: passes over the data; 0 is endless.
+    short_len: K of the loss, ids. Plans windows where no weights are stored;
+      where they are, 0 takes a store of any K and d.
+    stride: d of the loss, ids.
+    key_tokens: folder of a key-token store whose weights are used; "" for none.
+    stored_form: "hard" or "soft"; see `stored_weights.open_weights`.
+    alpha: threshold of "hard", nats.
+    beta: threshold of "hard", nats.
+    gamma: cap of a weight.
+  """
+
+  sources: tuple[str, ...]
+  seq_len: int
+  batch_size: int
+  cache_dir: str
+  text_column: str = "text"
+  ids_column: str = ""
+  id_column: str = ""
+  row_range: tuple[int, int] = (0, 0)
+  min_tokens: int = 0
+  min_chunk: int = 2
+  packing: bool = False
+  seed: int = 0
+  epochs: int = 0
+  short_len: int = 0
+  stride: int = 0
+  key_tokens: str = ""
+  stored_form: str = "hard"
+  alpha: float = 2.0
+  beta: float = -2.0
+  gamma: float = 5.0
+
+  def __post_init__(self):
+    for name, value, low, high in (
+      ("seq_len", self.seq_len, 1, sys.maxsize),
+      ("batch_size", self.batch_size, 1, sys.maxsize),
+      ("min_tokens", self.min_tokens, 0, sys.maxsize),
+      ("min_chunk", self.min_chunk, 2, self.seq_len + 1),
+      ("seed", self.seed, 0, _MAX_SEED),
+      ("epochs", self.epochs, 0, sys.maxsize),
+    ):
+      if not low <= value <= high:
+        raise ValueError(f"{name}={value} is not from {low} to {high}")
+    if not self.cache_dir:
+      raise ValueError("cache_dir is empty: name a folder for token caches")
+    if self.short_len or self.stride:
+      windows.check_window(short_len=self.short_len, stride=self.stride)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainingData:
+  """Rows in a fixed order, cut into steps; made by `open_training_data`.
+
+  Attributes:
+    config: how they are laid out.
+    rows: numbers of the chunks of each row.
+    num_steps: until the epochs end; sys.maxsize where they are endless.
+  """
+
+  config: DataConfig
+  rows: list[np.ndarray] = dataclasses.field(repr=False)
+  num_steps: int
+  _cache: TokenCache = dataclasses.field(repr=False)
+  _weights: StoredWeights | None = dataclasses.field(repr=False)
+  _with_lengths: bool
+  _process: tuple[int, int]
+  _digest: str = dataclasses.field(repr=False)
+
+  def row(self, number: int) -> Batch:
+    """A row by its number before shuffling; see `rows.make_row`."""
+    config = self.config
+    read = [self._cache.read(chunk) for chunk in self.rows[number]]
+    weights = self._weights and [
+      self._weights.of(self._cache.doc_ids[chunk], offsets[1:])
+      for chunk, (_, offsets) in zip(self.rows[number], read, strict=True)
+    ]
+    return rows_lib.make_row(
+      [ids for ids, _ in read],
+      seq_len=config.seq_len,
+      packed=config.packing,
+      with_lengths=self._with_lengths,
+      short_len=0 if self._weights else config.short_len,
+      stride=config.stride,
+      weights=weights,
+    )
+
+  def row_numbers(self, step: int) -> np.ndarray:
+    """Rows of a step, over all processes, int64 [batch_size]."""
+    first = step * self.config.batch_size
+    order = self._order()
+    return np.array([order[first + i] for i in range(self.config.batch_size)])
+
+  def batch(self, step: int) -> Batch:
+    """This process's rows of a step."""
+    index, count = self._process
+    own = np.split(self.row_numbers(step), count)[index]
+    return rows_lib.stack([self.row(number) for number in own])
+
+  def iterator(
+    self, start_state: dict[str, Any] | None = None
+  ) -> BatchIterator:
+    """Batches from the first step on, or from a saved state.
+
+    Raises:
+      ValueError: see `BatchIterator.set_state`.
+    """
+    batches = BatchIterator(self)
+    if start_state is not None:
+      batches.set_state(start_state)
+    return batches
+
+  def facts(self) -> dict[str, Any]:
+    """What a step's rows depend on: compared when a run is resumed."""
+    names = ("seq_len", "batch_size", "packing", "seed")
+    return {name: getattr(self.config, name) for name in names} | {
+      "rows": len(self.rows),
+      "chunks": self._digest,
+    }
+
+  def _order(self) -> grain.MapDataset:
+    numbers = grain.MapDataset.range(len(self.rows)).seed(self.config.seed)
+    return numbers.shuffle().repeat(self.config.epochs or None)
+
+
+class BatchIterator(Iterator[Batch]):
+  """Batches step by step, made ahead by threads.
+
+  Its state is the step and what the order depends on: plain JSON, the same in
+  every process, and valid for any number of them.
+  """
+
+  def __init__(self, data: TrainingData):
+    self._data = data
+    self._start(0)
+
+  def _start(self, step):
+    self._step = step
+    self._batches = iter(
+      grain.MapDataset.range(step, self._data.num_steps)
+      .map(self._data.batch)
+      .to_iter_dataset(
+        grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_THREADS)
+      )
+    )
+
+  def __next__(self) -> Batch:
+    batch = next(self._batches)
+    self._step += 1
+    return batch
+
+  def get_state(self) -> dict[str, Any]:
+    """The next step and the facts that it depends on."""
+    return {"step": self._step, **self._data.facts()}
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Goes on from a state, of this iterator or another.
+
+    Raises:
+      ValueError: it was saved with other data or another layout; each fact that
+        differs is named with both values.
+    """
+    facts = self._data.facts()
+    different = [
+      f"{name} was {state[name]!r} and is {value!r}"
+      for name, value in facts.items()
+      if state[name] != value
+    ]
+    if different:
+      raise ValueError(
+        f"the run can't go on with this data: {'; '.join(different)}. Restore "
+        "the former data and settings, or start anew in another workdir"
+      )
+    self._start(state["step"])
+
+
+def open_training_data(
+  config: DataConfig,
+  tokenizer: TextTokenizer | None,
+  *,
+  with_lengths: bool = False,
+  process_index: int | None = None,
+  process_count: int | None = None,
+) -> TrainingData:
+  """Opens data for training; tokenises it first where that is to be done.
+
+  Args:
+    config: what and how.
+    tokenizer: of the model that is trained; None for token ids.
+    with_lengths: whether batches carry the real lengths (`rope_by_length`).
+    process_index: of this process; default: JAX's.
+    process_count: default: JAX's.
+
+  Raises:
+    ValueError: nothing is left to train on, batch_size doesn't divide among
+      the processes, an epoch is shorter than a step, or a store that doesn't
+      fit (`stored_weights.open_weights`).
+  """
+  if process_count is None:
+    process_index, process_count = jax.process_index(), jax.process_count()
+  if config.batch_size % process_count:
+    raise ValueError(
+      f"batch_size={config.batch_size} doesn't divide among {process_count} "
+      "processes"
+    )
+  corpus = corpus_lib.open_corpus(
+    config.sources,
+    text_column=config.text_column,
+    ids_column=config.ids_column,
+    id_column=config.id_column,
+    row_range=config.row_range,
+  )
+  cache = token_cache.open_cache(
+    config.cache_dir, corpus, tokenizer, chunk_len=config.seq_len
+  )
+  kept = np.flatnonzero(
+    (cache.document_lengths >= config.min_tokens)
+    & (cache.lengths >= config.min_chunk)
+  )
+  if not len(kept):
+    raise ValueError(
+      f"none of {len(cache):,} chunks is left: min_tokens={config.min_tokens}, "
+      f"the longest document has {cache.document_lengths.max():,} ids; "
+      f"min_chunk={config.min_chunk}, the longest chunk has "
+      f"{cache.lengths.max():,}"
+    )
+  rows = _plan_rows(config, cache, kept)
+  num_steps = config.epochs * len(rows) // config.batch_size
+  if config.epochs and not num_steps:
+    raise ValueError(
+      f"{config.epochs} epochs of {len(rows)} rows are less than one step of "
+      f"batch_size={config.batch_size} rows"
+    )
+  weights = None
+  if config.key_tokens:
+    weights = stored_weights.open_weights(
+      store.read_store(config.key_tokens),
+      {cache.doc_ids[chunk]: cache.hashes[chunk] for chunk in kept},
+      form=config.stored_form,
+      chunk_len=config.seq_len,
+      tokenizer_fingerprint=tokenizer.fingerprint if tokenizer else "",
+      short_len=config.short_len,
+      stride=config.stride,
+      alpha=config.alpha,
+      beta=config.beta,
+      gamma=config.gamma,
+    )
+  ids = cache.lengths[kept].sum()
+  logging.info(
+    "data: %s ids in %s rows of %s, %.1f %% of them padding; %s of %s chunks "
+    "are too short",
+    f"{ids:,}",
+    f"{len(rows):,}",
+    f"{config.seq_len + 1:,}",
+    100 - 100 * ids / (len(rows) * (config.seq_len + 1)),
+    f"{len(cache) - len(kept):,}",
+    f"{len(cache):,}",
+  )
+  return TrainingData(
+    config=config,
+    rows=rows,
+    num_steps=num_steps or sys.maxsize // config.batch_size,
+    _cache=cache,
+    _weights=weights,
+    _with_lengths=with_lengths,
+    _process=(process_index, process_count),
+    _digest=_digest(cache, kept),
+  )
+
+
+def _plan_rows(
+  config: DataConfig, cache: TokenCache, kept: np.ndarray
+) -> list[np.ndarray]:
+  if not config.packing:
+    return list(kept[:, None])
+  # RandomState: its streams are frozen for all versions of NumPy.
+  order = np.random.RandomState(config.seed).permutation(len(kept))
+  packed = packing.pack(cache.lengths[kept], order, capacity=config.seq_len + 1)
+  return [kept[row] for row in packed]
+
+
+def _digest(cache: TokenCache, kept: np.ndarray) -> str:
+  """Of the chunks themselves: a copy of the data elsewhere has the same."""
+  digest = hashlib.sha256(cache.lengths[kept].tobytes())
+  for chunk in kept:
+    digest.update(f"{cache.doc_ids[chunk]} {cache.hashes[chunk]}\n".encode())
+  return digest.hexdigest()

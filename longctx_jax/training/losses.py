@@ -1,0 +1,294 @@
+"""Weighted likelihood losses. Each returns (sum, count); the caller divides.
+
+The fused ones start from hidden states. The weight of a target depends on its
+own log-prob alone, so one sweep over the output head gives log-probs, weights
+and gradients: three products with the head, and [B, T, V] never exists.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from longctx_jax.model import log_probs, sharding
+from longctx_jax.paper import contrast
+
+
+def weighted_nll(
+  target_log_probs: Float[Array, "*B T"],
+  weights: Float[Array, "*B T"],
+  loss_mask: Bool[Array, "*B T"],
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+  """Weighted negative log-likelihood: (-sum_t w_t log P_t, number of targets).
+
+  The count is the number of loss-bearing targets, not the sum of the weights
+  (paper, Eq. 8).
+
+  Args:
+    target_log_probs: log P(target) [B, T], nats.
+    weights: token weights [B, T].
+    loss_mask: True where the target bears loss [B, T]; elsewhere neither
+      log-prob nor weight is read.
+
+  Returns:
+    (sum in nats, count), float32 scalars.
+  """
+  nll = -jnp.where(loss_mask, target_log_probs, 0.0).astype(jnp.float32)
+  weights = jnp.where(loss_mask, weights, 0.0).astype(jnp.float32)
+  return jnp.sum(weights * nll), jnp.sum(loss_mask, dtype=jnp.float32)
+
+
+def longce(
+  long_log_probs: Float[Array, "*B T"],
+  short_log_probs: Float[Array, "*B T"],
+  loss_mask: Bool[Array, "*B T"],
+  short_mask: Bool[Array, "*B T"],
+  *,
+  gamma: float,
+  floor: float = 0.0,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+  """LongCE: cross-entropy weighted by min(exp(LSD), gamma) (paper, Eq. 8).
+
+  Args:
+    long_log_probs: log P(target | full context) [B, T], nats; the gradient
+      flows through these as log-probs and not as weights.
+    short_log_probs: log P(target | truncated context) [B, T], nats.
+    loss_mask: True where the target bears loss [B, T].
+    short_mask: True where the short pass scored the target [B, T].
+    gamma: cap on the weight (paper: 5).
+    floor: lower clip of the weight; the paper has none (0).
+
+  Returns:
+    (sum in nats, count of loss-bearing targets), float32 scalars.
+  """
+  weights = contrast.longce_weights(
+    long_log_probs, short_log_probs, short_mask, gamma=gamma, floor=floor
+  )
+  return weighted_nll(long_log_probs, weights, loss_mask)
+
+
+def fused_weighted_nll(
+  hidden: Float[Array, "B T D"],
+  head: Float[Array, "V D"],
+  targets: Int[Array, "B T"],
+  weights: Float[Array, "B T"],
+  loss_mask: Array,
+  *,
+  gamma: float = math.inf,
+  softcap: float = 0.0,
+  chunk: int,
+) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, Array]]:
+  """`weighted_nll` of the targets' log-probs, in one sweep over the head.
+
+  Args:
+    hidden: final hidden states [B, T, D].
+    head: output head, one row per vocabulary entry [V, D].
+    targets: [B, T].
+    weights: token weights [B, T]; no gradient flows through them.
+    loss_mask: nonzero where the target bears loss [B, T].
+    gamma: weights that reach it are counted as clipped, and as key tokens.
+    softcap: cap of the final logits (Gemma 2); 0 is none.
+    chunk: positions of each row whose logits are held at a time.
+
+  Returns:
+    (sum in nats, count of loss-bearing targets, sums); `sums` are float32
+    scalars without gradient, all over loss-bearing targets: `targets` (the
+    count), `nll` (unweighted), `weighted_nll` (the sum again), `weight` (of
+    the weights), `scored` (targets with a short log-prob: 0 here), `clipped`
+    (targets whose weight is gamma), `key` (key tokens) and `key_nll`.
+  """
+  loss_mask = loss_mask.astype(bool)
+  total, log_p, weights = _sweep(
+    _given, softcap, chunk, hidden, head, targets, loss_mask, (weights,)
+  )
+  nowhere = jnp.zeros_like(loss_mask)
+  clipped = loss_mask & (weights >= jnp.float32(gamma))
+  sums = _sums(total, log_p, weights, loss_mask, nowhere, clipped, clipped)
+  return total, sums["targets"], sums
+
+
+def fused_longce(
+  hidden: Float[Array, "B T D"],
+  head: Float[Array, "V D"],
+  targets: Int[Array, "B T"],
+  short_log_probs: Float[Array, "B T"],
+  short_mask: Bool[Array, "B T"],
+  loss_mask: Array,
+  *,
+  gamma: float,
+  floor: float = 0.0,
+  alpha: float = 2.0,
+  beta: float = -2.0,
+  softcap: float = 0.0,
+  chunk: int,
+) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, Array]]:
+  """`longce` of the targets' log-probs, in one sweep over the head.
+
+  Args:
+    hidden: final hidden states [B, T, D].
+    head: output head, one row per vocabulary entry [V, D].
+    targets: [B, T].
+    short_log_probs: log P(target | truncated context) [B, T], nats; never read
+      where `short_mask` is False.
+    short_mask: True where the short pass scored the target [B, T].
+    loss_mask: nonzero where the target bears loss [B, T].
+    gamma: cap on the weight (paper: 5).
+    floor: lower clip of the weight; the paper has none (0).
+    alpha: LSD threshold of what `sums` counts as key, nats.
+    beta: LCL threshold of the same, nats.
+    softcap: cap of the final logits (Gemma 2); 0 is none.
+    chunk: positions of each row whose logits are held at a time.
+
+  Returns:
+    (sum in nats, count of loss-bearing targets, sums); for `sums` see
+    `fused_weighted_nll`: here `scored` are those that bear loss and have a
+    short log-prob, and `key` the model's own key tokens among them.
+  """
+  loss_mask = loss_mask.astype(bool)
+  weigh = functools.partial(contrast.longce_weights, gamma=gamma, floor=floor)
+  total, log_p, weights = _sweep(
+    weigh,
+    softcap,
+    chunk,
+    hidden,
+    head,
+    targets,
+    loss_mask,
+    (short_log_probs, short_mask),
+  )
+  scored = loss_mask & short_mask
+  key = scored & contrast.key_token_mask(
+    log_p, short_log_probs, alpha=alpha, beta=beta
+  )
+  clipped = scored & (weights >= jnp.float32(gamma))
+  sums = _sums(total, log_p, weights, loss_mask, scored, clipped, key)
+  return total, sums["targets"], sums
+
+
+def _given(log_p, weights):
+  return weights.astype(jnp.float32)
+
+
+def _count(mask):
+  return jnp.sum(mask, dtype=jnp.float32)
+
+
+def _sums(total, log_p, weights, loss_mask, scored, clipped, key):
+  return {
+    "targets": _count(loss_mask),
+    "nll": -jnp.sum(jnp.where(loss_mask, log_p, 0.0)),
+    "weighted_nll": jax.lax.stop_gradient(total),
+    "weight": jnp.sum(weights),
+    "scored": _count(scored),
+    "clipped": _count(clipped),
+    "key": _count(key),
+    "key_nll": -jnp.sum(jnp.where(key, log_p, 0.0)),
+  }
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _sweep(
+  weigh: Callable[..., Array],
+  softcap: float,
+  chunk: int,
+  hidden: Float[Array, "B T D"],
+  head: Float[Array, "V D"],
+  targets: Int[Array, "B T"],
+  loss_mask: Bool[Array, "B T"],
+  columns: tuple[Array, ...],
+) -> tuple[Array, Array, Array]:
+  """(sum_t w_t * -log p_t, log p [B, T], w [B, T]), w = weigh(log p, *columns).
+
+  Weights are 0 where there is no loss. The gradient is that of the sum alone,
+  at fixed weights.
+  """
+  log_p = log_probs.target_log_probs(
+    hidden, head, targets, softcap=softcap, chunk=chunk
+  )
+  weights = jnp.where(loss_mask, weigh(log_p, *columns), 0.0)
+  return -jnp.sum(jnp.where(loss_mask, weights * log_p, 0.0)), log_p, weights
+
+
+def _sweep_forward(
+  weigh, softcap, chunk, hidden, head, targets, loss_mask, columns
+):
+  """The sweep with, as what the backward pass needs, the gradients."""
+  batch, length, dim = hidden.shape
+  chunk = min(chunk, length)
+  # Each shard of the batch sums the head's gradient by itself: one reduction
+  # at the end in place of one per chunk. Likewise the head is gathered once.
+  ways = sharding.batch_axis_size()
+  shards = ways if batch % ways == 0 else 1
+  rows = sharding.BATCH_AXES if shards > 1 else None
+  gathered = sharding.constrain(head, "tensor", None)
+
+  def split(x):
+    """[B, T, ...] -> [chunks, B, chunk, ...]."""
+    x = jnp.pad(x, ((0, 0), (0, -length % chunk), *((0, 0),) * (x.ndim - 2)))
+    return x.reshape(batch, -1, chunk, *x.shape[2:]).swapaxes(0, 1)
+
+  def join(x):
+    return x.swapaxes(0, 1).reshape(batch, -1, *x.shape[3:])[:, :length]
+
+  def of_chunk(d_head, xs):
+    hidden, targets, loss_mask, columns = xs
+    logits = log_probs.soft_cap(
+      jnp.einsum(
+        "btd,vd->btv", hidden, gathered, preferred_element_type=jnp.float32
+      ),
+      softcap,
+    )
+    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    vocabulary = jnp.arange(head.shape[0]).reshape(1, 1, -1)
+    is_target = vocabulary == targets[..., None]
+    log_p = jnp.where(is_target, logits, 0.0).sum(-1) - normaliser
+    weights = jnp.where(loss_mask, weigh(log_p, *columns), 0.0)
+    d_logits = jnp.exp(logits - normaliser[..., None]) - is_target
+    d_logits *= weights[..., None]
+    if softcap:
+      d_logits *= 1.0 - (logits / softcap) ** 2
+    d_logits = d_logits.astype(hidden.dtype)
+    d_hidden = jnp.einsum(
+      "btv,vd->btd", d_logits, gathered, preferred_element_type=jnp.float32
+    )
+    d_head += jnp.einsum(
+      "sbtv,sbtd->svd",
+      d_logits.reshape(shards, -1, *d_logits.shape[1:]),
+      hidden.reshape(shards, -1, *hidden.shape[1:]),
+      preferred_element_type=jnp.float32,
+    )
+    d_head = sharding.constrain(d_head, rows, "tensor", None)
+    return d_head, (log_p, weights, d_hidden.astype(hidden.dtype))
+
+  start = jnp.zeros((shards, *head.shape), jnp.float32)
+  d_head, outs = jax.lax.scan(
+    of_chunk,
+    sharding.constrain(start, rows, "tensor", None),
+    jax.tree.map(split, (hidden, targets, loss_mask, columns)),
+  )
+  log_p, weights, d_hidden = jax.tree.map(join, outs)
+  d_head = sharding.constrain(d_head.sum(0), "tensor", "fsdp")
+  total = -jnp.sum(jnp.where(loss_mask, weights * log_p, 0.0))
+  # An empty array carries the head's dtype.
+  saved = d_hidden, d_head, jnp.zeros(0, head.dtype)
+  return (total, log_p, weights), saved
+
+
+def _sweep_backward(weigh, softcap, chunk, saved, cotangents):
+  d_hidden, d_head, like_head = saved
+  d_total = cotangents[0]
+  return (
+    (d_hidden * d_total).astype(d_hidden.dtype),
+    (d_head * d_total).astype(like_head.dtype),
+    None,
+    None,
+    None,
+  )
+
+
+_sweep.defvjp(_sweep_forward, _sweep_backward)

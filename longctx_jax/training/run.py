@@ -1,0 +1,379 @@
+"""Trains a model with LongCE or CE; goes on where a run was stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+from jax.sharding import NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from longctx_jax.checkpoints import export, hub, loading
+from longctx_jax.key_tokens import store as store_lib
+from longctx_jax.model import attention, flops, sharding
+from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.runtime import settings
+from longctx_jax.runtime.processes import STATUS, Preemption
+from longctx_jax.runtime.progress import StepClock
+from longctx_jax.text import corpus
+from longctx_jax.training import (
+  checkpoint,
+  data,
+  metrics,
+  optimizer,
+  rows,
+  validation,
+)
+from longctx_jax.training import config as config_lib
+from longctx_jax.training import metrics as metrics_lib
+from longctx_jax.training import state as state_lib
+from longctx_jax.training import step as step_lib
+from longctx_jax.training.state import TrainState
+
+
+def compile_step(
+  config: ConfigDict, model: LoadedModel, state: Any, batch: Any
+) -> jax.stages.Compiled:
+  """The compiled step of a run; this is where training is jitted.
+
+  Args:
+    config: as configs/llama2_7b.py.
+    model: graphdef, facts and mesh; its parameters are not read.
+    state: `TrainState` of arrays, or of shapes with shardings.
+    batch: the arrays of a batch, or their shapes with shardings.
+  """
+  dtype = config_lib.compute_dtype(config)
+  backend = config.model.backend
+  if backend == "auto":
+    backend = attention.choose_backend(
+      model.config, dtype=dtype.name, packed=config.data.packing
+    )
+  step = step_lib.make_train_step(
+    model,
+    optimizer.make_optimizer(
+      config_lib.optimizer_config(config), config.optimizer.steps
+    ),
+    config_lib.loss_config(config),
+    compute_dtype=dtype,
+    accumulate=config.optimizer.accumulate,
+    backend=backend,
+    remat=config.model.remat,
+  )
+  whole = NamedSharding(model.mesh, PartitionSpec())
+  return compile_on(
+    model.mesh,
+    step,
+    state,
+    batch,
+    donate_argnums=0,  # The old state and the new one would not fit together.
+    # Sums are read by the host; the state stays where it was placed.
+    out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), whole),
+  )
+
+
+def compile_on(
+  mesh: jax.sharding.Mesh,
+  function: Callable[..., Any],
+  *arguments: Any,
+  **options: Any,
+) -> jax.stages.Compiled:
+  """Compiles a function for a mesh; says what it takes of a device.
+
+  Args:
+    mesh: in use while the function is traced.
+    function: pure.
+    *arguments: arrays, or shapes with shardings.
+    **options: of `jax.jit`.
+  """
+  start = time.monotonic()
+  with jax.set_mesh(mesh):
+    compiled = jax.jit(function, **options).lower(*arguments).compile()
+  memory = compiled.memory_analysis()
+  logging.info(
+    "compiled %s in %.1f s: %.2f GiB of arguments and %.2f GiB of temporaries "
+    "per device",
+    function.__name__,
+    time.monotonic() - start,
+    memory.argument_size_in_bytes / 2**30,
+    memory.temp_size_in_bytes / 2**30,
+  )
+  return compiled
+
+
+def describe_state(
+  model: LoadedModel, rule: optax.GradientTransformation
+) -> TrainState:
+  """Shapes and shardings of a state; the model may hold shapes only."""
+  shapes = jax.eval_shape(
+    lambda params: state_lib.create(
+      dataclasses.replace(model, params=params), rule
+    ),
+    model.params,
+  )
+  placed = state_lib.shardings(shapes, model.config, model.mesh)
+  return jax.tree.map(
+    lambda leaf, where: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=where
+    ),
+    shapes,
+    placed,
+  )
+
+
+def place_batch(
+  batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh
+) -> dict[str, jax.Array]:
+  """This process's rows of a batch, onto the mesh."""
+  split = sharding.batch_sharding(mesh)
+  return {
+    name: jax.make_array_from_process_local_data(split, array)
+    for name, array in batch.items()
+  }
+
+
+def train(
+  config: ConfigDict, *, workdir: str | pathlib.Path, overwrite: bool = False
+) -> LoadedModel:
+  """Runs, or goes on with, a training; ends with the export.
+
+  Args:
+    config: as configs/llama2_7b.py.
+    workdir: gets checkpoints/, metrics.jsonl, tensorboard/ and export/.
+    overwrite: start anew over a run with other settings.
+
+  Returns:
+    The trained model, parameters in float32.
+
+  Raises:
+    ValueError: settings that no run can have, a workdir of another run, or a
+      model that could not be exported; before the first step.
+    reporter.Diverged: a loss that is not finite; the last checkpoint is good.
+    SystemExit: SIGTERM came, and the state was saved.
+  """
+  config_lib.check_config(config)
+  workdir = pathlib.Path(workdir)
+  if overwrite:
+    for name in ("checkpoints", "export", "tensorboard"):
+      shutil.rmtree(workdir / name, ignore_errors=True)
+    (workdir / "metrics.jsonl").unlink(missing_ok=True)
+  workdir.mkdir(parents=True, exist_ok=True)
+  saved = checkpoint.Checkpoints(
+    workdir / "checkpoints", keep=config.checkpoint.keep
+  )
+  with contextlib.closing(saved):
+    run = _start(config, saved, workdir)
+    if run.step == config.optimizer.steps and (workdir / "export").exists():
+      logging.info("%s is finished: nothing to do", workdir)
+      return run.model_now()
+    _rehearse_export(config, run, workdir)
+    log = metrics.MetricLog(
+      workdir, after=run.step, writes=jax.process_index() == 0
+    )
+    with contextlib.closing(log), Preemption() as preemption:
+      _loop(config, run, saved, log, preemption)
+    saved.wait()
+    if run.step < config.optimizer.steps:
+      logging.warning(
+        "told to end: saved after step %d; the same command goes on", run.step
+      )
+      raise SystemExit(STATUS)
+    _export(run, workdir, export.write_folder, config)
+  return run.model_now()
+
+
+@dataclasses.dataclass
+class _Run:
+  """A training at some step."""
+
+  model: LoadedModel
+  state: TrainState
+  iterator: Any
+  step: int
+  # Found once: the hub may be gone, or newer, when the run ends.
+  origin: pathlib.Path
+
+  def model_now(self):
+    return dataclasses.replace(self.model, params=self.state.params)
+
+
+def _start(config, saved, workdir):
+  """The run as its last checkpoint left it, or at step 0."""
+  mesh = sharding.make_mesh(dict(config.mesh))
+  step = saved.steps[-1] if saved.steps else 0
+  meta = saved.read_meta(step) if saved.steps else None
+  if meta:
+    settings.require_same(
+      meta["settings"], config_lib.identity(config), where="the workdir"
+    )
+  load = loading.describe_model if meta else loading.load_model
+  model = config_lib.adapted(
+    config, load(config.model.path, mesh=mesh, dtype=jnp.float32)
+  )
+  rule = optimizer.make_optimizer(
+    config_lib.optimizer_config(config), config.optimizer.steps
+  )
+  if meta:
+    state = saved.restore(step, describe_state(model, rule))
+    logging.info("going on after step %d", step)
+  else:
+    state = state_lib.create(model, rule)
+    # The state has its own copy: this one would stay for the whole run.
+    shapes = jax.tree.map(jax.typeof, model.params)
+    model = dataclasses.replace(model, params=shapes)
+  pipeline = data.open_training_data(
+    config_lib.data_config(config, workdir),
+    _tokenizer(config, model),
+    with_lengths=bool(model.config.rope_by_length),
+  )
+  if pipeline.num_steps < config.optimizer.steps:
+    raise ValueError(
+      f"epochs={config.data.epochs} are {pipeline.num_steps} steps of the "
+      f"{config.optimizer.steps} that are asked for: lower optimizer.steps, or "
+      "set epochs=0, which is endless"
+    )
+  iterator = pipeline.iterator(meta["data"] if meta else None)
+  origin, _ = hub.resolve(config.model.path)
+  return _Run(model, state, iterator, step, origin)
+
+
+def _tokenizer(config, model):
+  """Token ids need none, unless weights are to be put onto their text."""
+  ids_alone = config.data.ids_column and not config.data.key_tokens
+  return None if ids_alone else model.tokenizer
+
+
+def _loop(config, run, saved, log, preemption):
+  """Steps up to the last, or to a preemption.
+
+  Sums are read after the next step is dispatched.
+  """
+  total, every = config.optimizer.steps, config.eval.log_every
+  identity = config_lib.identity(config)
+  examine = _examiner(config, run, log)
+  clock = StepClock(total)
+  report = metrics_lib.Reporter(
+    log,
+    clock,
+    total=total,
+    learning_rate=optimizer.learning_rate(
+      config_lib.optimizer_config(config), total
+    ),
+    weighted=config.loss.weights != "none",
+    utilisation=_utilisation(config, run.model),
+  )
+  compiled = None
+  if not run.step:
+    with clock.pause():
+      examine(run)
+  while run.step < total:
+    batch = place_batch(next(run.iterator), run.model.mesh)
+    if compiled is None:
+      with clock.pause():
+        compiled = compile_step(config, run.model, run.state, batch)
+    with jax.transfer_guard("disallow"):
+      run.state, sums = compiled(run.state, batch)
+    run.step += 1
+    if len(report.pending) == every:
+      report.report()
+    report.pending.append((run.step, sums))
+    due = preemption.is_due(run.step)
+    ends = due or run.step == total
+    saves = run.step % config.checkpoint.every == 0 or ends
+    examines = config.eval.every and run.step % config.eval.every == 0
+    if saves or examines:
+      # Nothing is kept that was not seen to be finite.
+      report.report()
+      with clock.pause():
+        if (examines or ends) and not due:
+          examine(run)
+        # Last, so that a checkpoint has all rows up to its step.
+        if saves:
+          saved.save(
+            run.step,
+            run.state,
+            data=run.iterator.get_state(),
+            settings=identity,
+          )
+    if due:
+      return
+
+
+def _utilisation(config, model):
+  """MFU as a function of steps per second; None where no peak is known."""
+  peak = flops.peak_flops(jax.devices()[0].device_kind)
+  if peak is None:
+    return lambda steps_per_second: None
+  loss, seq_len = config.loss, config.data.seq_len
+  window = dict(short_len=loss.short_len, stride=loss.stride)
+  live = loss.weights == "live"
+  done = flops.step_flops(
+    model.config,
+    rows=config.data.batch_size,
+    seq_len=seq_len,
+    windows=rows.max_windows(seq_len, **window) if live else 0,
+    **window,
+  )
+  return lambda rate: done * rate / (peak * jax.device_count())
+
+
+def _examiner(config, run, log) -> Callable[[_Run], None]:
+  """Evaluates a run on the held-out key tokens; nothing where none are."""
+  if not config.eval.every:
+    return lambda run: None
+  store = store_lib.read_store(config.eval.key_tokens)
+  held = validation.HeldOut(
+    store.with_thresholds(config.eval.alpha, config.eval.beta),
+    corpus.open_corpus(
+      list(config.eval.sources),
+      text_column=config.eval.text_column,
+      id_column=config.eval.id_column,
+    ),
+    max_length=config.eval.max_length,
+    dtype=config_lib.compute_dtype(config),
+    backend=config.model.backend,
+  )
+
+  def examine(run):
+    found = held.evaluate(run.model_now())
+    log.write(
+      run.step,
+      {
+        "eval_ppl": found.ppl,
+        "eval_longppl": found.longppl,
+        "eval_key_tokens": found.n_key_tokens,
+      },
+    )
+    logging.info("step %d | held out: %s", run.step, found)
+
+  return examine
+
+
+def _rehearse_export(config, run, workdir):
+  """A long run must not fail at its end."""
+  if any(table.rope_type == "eabf" for table in run.model.config.ropes):
+    logging.warning(
+      "stock transformers has no EABF: %s/export will need the patch of the "
+      "paper's code, or this library",
+      workdir,
+    )
+  _export(run, workdir, export.rehearse, config)
+
+
+def _export(run, workdir, write, config):
+  write(
+    export.ParameterSource(run.state.params, run.model.config),
+    run.model.config,
+    workdir / "export",
+    dtype=config.checkpoint.export_dtype,
+    origin=run.origin,
+  )

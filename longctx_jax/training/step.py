@@ -1,0 +1,376 @@
+"""One pure training step: cross-entropy, LongCE, or stored weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from longctx_jax.model import log_probs, parameters, partition, sharding
+from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.paper import windows
+from longctx_jax.training import losses
+from longctx_jax.training.state import TrainState
+
+WEIGHTS = ("none", "live", "stored")
+
+
+Batch = dict[str, Array]
+
+
+Sums = dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+  """Which weights the targets carry.
+
+  Attributes:
+    weights: "none" (cross-entropy), "live" (LongCE: of the model's own two
+      passes), or "stored" (the batch brings them).
+    short_len: the paper's K, in ids.
+    stride: the paper's d, in ids.
+    gamma: cap on the weight (paper: 5).
+    weight_floor: lower clip of live weights; 0 is none, as in the paper. At 1
+      it keeps locally predictable targets from drifting.
+    alpha: LSD threshold of the key tokens that are counted, nats.
+    beta: LCL threshold of the same, nats.
+    chunk: positions of each row whose logits are held at a time.
+    window_batch: windows per device in the short pass; 0 takes 1 on CPU, where
+      that is the fastest, and 4 elsewhere.
+  """
+
+  weights: str = "live"
+  short_len: int = 4096
+  stride: int = 1024
+  gamma: float = 5.0
+  weight_floor: float = 0.0
+  alpha: float = 2.0
+  beta: float = -2.0
+  chunk: int = 256
+  window_batch: int = 0
+
+  def __post_init__(self):
+    if self.weights not in WEIGHTS:
+      raise ValueError(
+        f"weights={self.weights!r} is not one of {', '.join(WEIGHTS)}"
+      )
+    windows.check_window(short_len=self.short_len, stride=self.stride)
+    if not (self.gamma > 0 and 0 <= self.weight_floor <= self.gamma):
+      raise ValueError(
+        f"gamma={self.gamma}, weight_floor={self.weight_floor}: weights need "
+        "gamma > 0 and 0 <= weight_floor <= gamma (paper: 5 and 0)"
+      )
+    if self.weight_floor and self.weights != "live":
+      raise ValueError(
+        f"weight_floor={self.weight_floor} with weights={self.weights!r}: "
+        "only live weights have a floor"
+      )
+    if self.chunk < 1:
+      raise ValueError(f"chunk={self.chunk} must be at least 1")
+    if self.window_batch < 0:
+      raise ValueError(
+        f"window_batch={self.window_batch} must be positive, or 0: automatic"
+      )
+
+
+def make_train_step(
+  model: LoadedModel,
+  optimizer: optax.GradientTransformation,
+  loss: LossConfig,
+  *,
+  compute_dtype: Any,
+  accumulate: int = 1,
+  backend: str = "blockwise",
+  remat: bool = True,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Sums]]:
+  """Makes the step; pure and not compiled.
+
+  Trace it under `jax.set_mesh(model.mesh)`, and compile it with the state
+  donated: `state.shardings` says where its parts live, and a batch is
+  split as `sharding.batch_sharding` says.
+
+  A batch has `inputs`, `targets` and `loss_mask` [B, T]; `segment_ids` and
+  `positions` [B, T] where rows are packed; `lengths` where RoPE tables depend
+  on them; `window_start`, `score_start` and `score_end` [B, W], in ids of the
+  row, for live weights; `weights` [B, T] for stored ones. Window w is
+  predicted from ids [window_start, ...) and scores ids [score_start,
+  score_end), of which the first is window_start + short_len; a window that
+  scores nothing is padding.
+
+  Args:
+    model: graphdef, config and mesh are used; the parameters are the state's.
+    optimizer: see `optimizer.make_optimizer`.
+    loss: which weights.
+    compute_dtype: of parameters and activations in the passes; the master
+      parameters, log-softmax and all sums are float32.
+    accumulate: parts that a batch is cut into, one after the other; gradients
+      and counts are pooled, and divided once.
+    backend: one of `attention.BACKENDS`.
+    remat: see `Transformer.__call__`.
+
+  Returns:
+    (state, batch) -> (state, sums). `sums` are float32 scalars, to be added
+    over steps: those of `losses.fused_longce` (`fused_weighted_nll` without
+    live weights), and `nonfinite`: 1 where loss or gradient is not finite.
+    `grad_norm` is the norm before clipping.
+  """
+  # A copy of the parameters must not live as long as the step.
+  model = dataclasses.replace(model, params=nnx.State({}))
+  compute_dtype = jnp.dtype(compute_dtype)
+  # Float32 is meant to be float32: no bfloat16 or TF32 passes. Splash does not
+  # compile for bfloat16 under "highest".
+  precision = "highest" if compute_dtype == jnp.float32 else "default"
+  add_up = functools.partial(
+    _gradients,
+    model=model,
+    loss=loss,
+    backend=backend,
+    remat=remat,
+  )
+
+  def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
+    _check_batch(batch, model, loss, accumulate)
+    with jax.default_matmul_precision(precision):
+      params = jax.tree.map(lambda p: p.astype(compute_dtype), state.params)
+      grads, sums = _accumulate(add_up, params, batch, accumulate)
+    grads = _constrain(grads, model)
+    count = jnp.maximum(sums["targets"], 1.0)
+    grads = jax.tree.map(lambda g: g / count, grads)
+    norm = optax.tree.norm(grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    finite = jnp.isfinite(norm) & jnp.isfinite(sums["weighted_nll"])
+    sums |= {"grad_norm": norm, "nonfinite": 1.0 - finite}
+    params = optax.apply_updates(state.params, updates)
+    return TrainState(state.step + 1, params, opt_state), sums
+
+  return train_step
+
+
+def _check_batch(batch, model, loss, accumulate):
+  """Raises ValueError for a batch that does not fit; shapes only."""
+  rows = batch["inputs"].shape[0]
+  ways = sharding.batch_ways(model.mesh)
+  if rows % (accumulate * ways):
+    raise ValueError(
+      f"a batch of {rows} rows is not a multiple of accumulate={accumulate} "
+      f"times the {ways} shards of the mesh's batch axes"
+    )
+  needed = {
+    "none": (),
+    "live": ("window_start", "score_start", "score_end"),
+    "stored": ("weights",),
+  }[loss.weights]
+  missing = [name for name in needed if name not in batch]
+  if missing:
+    raise ValueError(f"weights={loss.weights!r} need {missing} in the batch")
+  in_use = jax.sharding.get_abstract_mesh().shape_tuple
+  if model.mesh.size > 1 and in_use != model.mesh.shape_tuple:
+    raise ValueError(
+      "the step is traced outside jax.set_mesh(model.mesh): every device "
+      "would hold all activations"
+    )
+
+
+def _accumulate(add_up, params, batch, accumulate):
+  """Gradients and sums over the parts of a batch, float32."""
+
+  def run(part):
+    grads, sums = add_up(params, part)
+    return jax.tree.map(lambda g: g.astype(jnp.float32), grads), sums
+
+  if accumulate == 1:
+    return run(batch)
+
+  def split(x):
+    # Strided, so that each device keeps its own rows.
+    x = x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
+    tail = (None,) * (x.ndim - 2)
+    return sharding.constrain(x, None, sharding.BATCH_AXES, *tail)
+
+  parts = jax.tree.map(split, batch)
+  shapes = jax.eval_shape(run, jax.tree.map(lambda x: x[0], parts))
+  zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+  total, _ = jax.lax.scan(
+    lambda total, part: (jax.tree.map(jnp.add, total, run(part)), None),
+    zeros,
+    parts,
+  )
+  return total
+
+
+def _gradients(params, batch, *, model, loss, backend, remat):
+  """(gradients of the loss summed over targets, sums) of a part."""
+  if loss.weights == "live":
+    short, short_mask = short_pass(
+      params, batch, model=model, loss=loss, backend=backend
+    )
+  head_options = dict(softcap=model.config.softcap, chunk=loss.chunk)
+
+  def total_of(params):
+    transformer = nnx.merge(model.graphdef, params)
+    hidden = transformer(
+      batch["inputs"],
+      positions=batch.get("positions"),
+      segment_ids=batch.get("segment_ids"),
+      lengths=batch.get("lengths"),
+      backend=backend,
+      remat=remat,
+    )
+    common = hidden, transformer.head(), batch["targets"]
+    if loss.weights == "live":
+      total, _, sums = losses.fused_longce(
+        *common,
+        short,
+        short_mask,
+        batch["loss_mask"],
+        gamma=loss.gamma,
+        floor=loss.weight_floor,
+        alpha=loss.alpha,
+        beta=loss.beta,
+        **head_options,
+      )
+    else:
+      stored = loss.weights == "stored"
+      mask = batch["loss_mask"]
+      total, _, sums = losses.fused_weighted_nll(
+        *common,
+        batch["weights"] if stored else jnp.ones(mask.shape),
+        mask,
+        gamma=loss.gamma if stored else math.inf,
+        **head_options,
+      )
+    return total, sums
+
+  (_, sums), grads = jax.value_and_grad(total_of, has_aux=True)(params)
+  return _constrain(grads, model), sums
+
+
+def _constrain(grads, model):
+  """Gradients lie as the parameters do: reduced and scattered at once."""
+  if model.mesh.size == 1:
+    return grads
+  shapes = {
+    name: leaf.shape for name, leaf in parameters.flatten(grads).items()
+  }
+  placed = partition.parameter_shardings(model.config, shapes, model.mesh)
+  flat = [
+    (path, leaf.replace(jax.lax.with_sharding_constraint(leaf[...], where)))
+    for (path, leaf), where in zip(
+      nnx.to_flat_state(grads), placed.values(), strict=True
+    )
+  ]
+  return nnx.from_flat_state(flat)
+
+
+def short_pass(
+  params: nnx.State,
+  batch: Batch,
+  *,
+  model: LoadedModel,
+  loss: LossConfig,
+  backend: str,
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+  """Log-probs under the short context, and where there are any.
+
+  The windows of all rows are pooled; each device runs those of its own rows,
+  `window_batch` at a time.
+
+  Args:
+    params: parameters in the dtype of the pass.
+    batch: see `make_train_step`.
+    model: graphdef, config and mesh are used.
+    loss: windows and chunk.
+    backend: attention backend.
+
+  Returns:
+    (log-probs in nats, 0 where not scored; True where scored).
+  """
+  starts, score_start, score_end = (
+    batch[name] for name in ("window_start", "score_start", "score_end")
+  )
+  rows, length = batch["inputs"].shape
+  count = starts.shape[1]
+  short = jnp.zeros((rows, length), jnp.float32)
+  if not count:
+    return short, jnp.zeros(short.shape, bool)
+  ids = _cut_windows(batch, loss.short_len + loss.stride)
+  lengths = score_end - starts
+  log_p = _score_windows(params, ids, lengths, model, loss, backend)
+  # Target t is id t + 1; what is not scored goes past the end and is dropped.
+  step = jnp.arange(loss.stride).reshape(1, 1, -1)
+  scored = step < (score_end - score_start)[..., None]
+  places = jnp.where(scored, score_start[..., None] - 1 + step, length)
+
+  def scatter(row, places, values):
+    return row.at[places.reshape(-1)].set(values.reshape(-1), mode="drop")
+
+  mask = jax.vmap(scatter)(jnp.zeros(short.shape, bool), places, scored)
+  return jax.vmap(scatter)(short, places, log_p), mask
+
+
+def _cut_windows(batch: Batch, size: int) -> Int[Array, "B W size"]:
+  """Ids of every window; past the end of a row it holds zeros."""
+  ids = jnp.concatenate([batch["inputs"], batch["targets"][:, -1:]], axis=1)
+  # A slice that reached past the end would be shifted silently.
+  ids = jnp.pad(ids, ((0, 0), (0, size)))
+
+  def cut(row, starts):
+    return jax.vmap(
+      lambda start: jax.lax.dynamic_slice_in_dim(row, start, size)
+    )(starts)
+
+  return jax.vmap(cut)(ids, batch["window_start"])
+
+
+def _score_windows(params, ids, lengths, model, loss, backend):
+  """Log-probs of the last `stride` ids of each window [B, W, stride]."""
+  rows, count, _ = ids.shape
+  ways = sharding.batch_ways(model.mesh)
+  own = rows // ways * count  # windows of a device
+  automatic = 1 if jax.default_backend() == "cpu" else 4
+  at_once = min(loss.window_batch or automatic, own)
+  steps = -(-own // at_once)
+
+  def pool(x):
+    """[B, W, ...] -> [steps, ways * at_once, ...], split over the devices."""
+    tail = x.shape[2:]
+    x = x.reshape(ways, own, *tail)
+    x = jnp.pad(x, ((0, 0), (0, steps * at_once - own), *((0, 0),) * len(tail)))
+    x = x.reshape(ways, steps, at_once, *tail).swapaxes(0, 1)
+    x = x.reshape(steps, ways * at_once, *tail)
+    return sharding.constrain(
+      x, None, sharding.BATCH_AXES, *(None,) * len(tail)
+    )
+
+  transformer = nnx.merge(model.graphdef, params)
+  first = loss.short_len
+
+  def of_group(xs):
+    ids, lengths = xs
+    hidden = transformer(
+      ids[:, :-1],
+      lengths=jnp.maximum(lengths, 1),
+      score_rows=(first - 1, first + loss.stride - 1),
+      backend=backend,
+    )
+    return log_probs.target_log_probs(
+      hidden,
+      transformer.head(),
+      ids[:, first:],
+      softcap=model.config.softcap,
+      chunk=loss.chunk,
+    )
+
+  log_p = jax.lax.map(of_group, (pool(ids), pool(lengths)))
+  log_p = log_p.reshape(steps, ways, at_once, loss.stride).swapaxes(0, 1)
+  log_p = log_p.reshape(ways, steps * at_once, loss.stride)[:, :own]
+  return log_p.reshape(rows, count, loss.stride)

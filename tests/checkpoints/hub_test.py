@@ -1,0 +1,133 @@
+"""Hub ids, with a hub that is faked."""
+
+import threading
+import time
+import types
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, errors
+
+from longctx_jax.checkpoints import hub, loading
+
+
+def refusal(kind, status):
+  response = types.SimpleNamespace(status_code=status, headers={}, request=None)
+  return kind("no", response=response)
+
+
+def answer(monkeypatch, result):
+  def model_info(self, name, *, timeout):
+    if isinstance(result, Exception):
+      raise result
+    return result
+
+  monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+  monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+  return tmp_path
+
+
+def test_a_missing_one_says_what_to_copy_where(cache, tmp_path):
+  """Cases L1: offline."""
+  start = time.monotonic()
+  with pytest.raises(FileNotFoundError, match="Copy its config.json") as caught:
+    loading.load_model("nobody/nothing")
+  assert time.monotonic() - start < 5
+  assert str(cache) in str(caught.value)
+  with pytest.raises(FileNotFoundError, match="no such file or folder"):
+    loading.load_model(tmp_path / "absent")
+  with pytest.raises(FileNotFoundError, match="no such file or folder"):
+    loading.load_model("a/b.gguf")
+  (tmp_path / "empty").mkdir()
+  with pytest.raises(FileNotFoundError, match="no config.json"):
+    loading.load_model(tmp_path / "empty")
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(cache, monkeypatch):
+  """Cases L1: a look-up that hangs, as behind a firewall."""
+  assert hub._ASK_SECONDS + 1 < 5
+  monkeypatch.setattr(hub, "_ASK_SECONDS", -0.9)
+  released = threading.Event()
+
+  def hang(self, name, *, timeout):
+    released.wait(60)
+    raise OSError
+
+  monkeypatch.setattr(huggingface_hub.HfApi, "model_info", hang)
+  start = time.monotonic()
+  with pytest.raises(FileNotFoundError, match=r"not answer \(TimeoutError\)"):
+    hub.resolve("nobody/nothing")
+  released.set()
+  assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize(
+  "kind,status,message",
+  [
+    (errors.GatedRepoError, 403, "a/b is gated: accept its licence.*log in"),
+    (errors.GatedRepoError, 401, "path of a folder.*--keys slices:FOLDER"),
+    (
+      errors.RepositoryNotFoundError,
+      401,
+      r"refuses a/b \(401\): it is gated, private, or does not exist.*log in",
+    ),
+    (errors.RepositoryNotFoundError, 404, "no such model on the hub"),
+  ],
+)
+def test_a_refusal_says_what_to_do(cache, monkeypatch, kind, status, message):
+  answer(monkeypatch, refusal(kind, status))
+  with pytest.raises(FileNotFoundError, match=message):
+    hub.resolve("a/b")
+
+
+def test_a_refused_download_says_what_to_do(cache, monkeypatch):
+  # The page of a gated model is public; its files are not.
+  info = huggingface_hub.ModelInfo(id="a/b", sha="c" * 40)
+  answer(monkeypatch, info)
+
+  def download(name, *, revision, **_):
+    assert revision == "c" * 40
+    raise refusal(errors.GatedRepoError, 403)
+
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+  with pytest.raises(FileNotFoundError, match="a/b is gated"):
+    hub.resolve("a/b")
+
+
+def test_what_is_not_needed_is_not_downloaded(cache, monkeypatch, tmp_path):
+  """Tokenizers come without weights; no weights come twice."""
+  files = [
+    "config.json", "model.safetensors", "tokenizer.model", "pytorch_model.bin",
+    "consolidated.safetensors", "original/params.json", "onnx/model.json",
+  ]  # fmt: skip
+  answer(monkeypatch, huggingface_hub.ModelInfo(id="a/b", sha="c" * 40))
+  taken = []
+
+  def download(name, *, allow_patterns, ignore_patterns, **_):
+    taken[:] = huggingface_hub.utils.filter_repo_objects(
+      files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+    )
+    return str(tmp_path)
+
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+  hub.resolve("a/b")
+  assert taken == ["config.json", "model.safetensors", "tokenizer.model"]
+  with pytest.raises(Exception):  # noqa: B017, PT011  an empty folder
+    loading.load_tokenizer("a/b")
+  assert taken == ["config.json", "tokenizer.model"]
+
+
+def test_the_cache_serves_where_the_hub_does_not_answer(cache, monkeypatch):
+  """Cases L1: and the commit is known."""
+  commit = "0123456789abcdef0123456789abcdef01234567"
+  root = cache / "models--a--b"
+  (root / "snapshots" / commit).mkdir(parents=True)
+  (root / "snapshots" / commit / "config.json").write_text("{}")
+  (root / "refs").mkdir()
+  (root / "refs" / "main").write_text(commit)
+  path, revision = hub.resolve("a/b")
+  assert path == root / "snapshots" / commit and revision == commit

@@ -1,0 +1,133 @@
+"""Files of an evaluation: whole, finite, and gone on with after a kill."""
+
+import dataclasses
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from longctx_jax.evaluation import files
+from longctx_jax.evaluation.results import DocumentResult, summarise
+from longctx_jax.runtime.settings import OtherSettings
+
+SETTINGS = {
+  "model": {"checksum": "a1", "dtype": "float32"},
+  "keys": {"alpha": 2.0, "versions": {"jax": "1"}, "bos": None},
+  "per_token": False,
+}
+DOCUMENTS = [
+  DocumentResult("d0", 0, "", 9, 1.5, 12, 2, (0.25, 0.5), (1, 2), 3, 5, 4, 3),
+  DocumentResult("é\u2028🙂", 1, "", 4, 0.1 + 0.2, 4, 1, (1e-7,), (3,), 3, 2),
+  DocumentResult("d2", 2, "too_short"),
+]
+
+
+def open_ledger(folder, settings=SETTINGS, *, overwrite=False):
+  return files.open_ledger(folder, "m", settings, overwrite=overwrite)
+
+
+def write_ledger(folder, documents=DOCUMENTS):
+  ledger = open_ledger(folder)
+  for document in documents:
+    ledger.append(document)
+  ledger.close()
+  return folder / "documents" / "m.jsonl"
+
+
+def read_ledger(folder):
+  ledger = open_ledger(folder)
+  ledger.close()
+  return list(ledger.done.values())
+
+
+def test_what_was_appended_is_there_again_bit_for_bit(tmp_path):
+  """Case L3."""
+  write_ledger(tmp_path)
+  assert read_ledger(tmp_path) == DOCUMENTS
+  assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_line_survives_as_soon_as_append_returns(tmp_path):
+  ledger = open_ledger(tmp_path)
+  ledger.append(DOCUMENTS[0])
+  lines = (tmp_path / "documents" / "m.jsonl").read_text().splitlines()
+  ledger.close()
+  assert [json.loads(line) for line in lines[1:]] == [
+    json.loads(json.dumps(dataclasses.asdict(DOCUMENTS[0])))
+  ]
+
+
+def test_a_torn_last_line_costs_its_document_alone(tmp_path):
+  """Case L3: whatever byte a kill leaves last."""
+  path = write_ledger(tmp_path)
+  whole = path.read_bytes()
+  lines = whole.splitlines(keepends=True)
+  ends = [sum(map(len, lines[: i + 1])) for i in range(len(lines))]
+  for end in sorted({e + step for e in [0, *ends] for step in (-9, -1, 0, 1)}):
+    if not 0 <= end <= len(whole):
+      continue
+    path.write_bytes(whole[:end])
+    kept = max(sum(e <= end for e in ends) - 1, 0)
+    assert read_ledger(tmp_path) == DOCUMENTS[:kept], end
+    for document in DOCUMENTS[kept:]:
+      ledger = open_ledger(tmp_path)
+      ledger.append(document)
+      ledger.close()
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"per_token": True}, "per_token was False and is True"),
+    ({"model": {"checksum": "b2"}}, r"model\.checksum was 'a1' and is 'b2'"),
+    (
+      {"model": {"checksum": "a1"}},
+      r"model\.dtype was 'float32' and is not there",
+    ),
+    ({"keys": {"alpha": 1}}, r"keys\.alpha was 2\.0 and is 1"),
+    ({"over_length": "skip"}, "over_length was not there and is 'skip'"),
+  ],
+)
+def test_other_settings_are_refused_by_field_and_kept(
+  tmp_path, changes, message
+):
+  path = write_ledger(tmp_path)
+  before = path.read_bytes()
+  with pytest.raises(OtherSettings, match=message):
+    open_ledger(tmp_path, SETTINGS | changes)
+  assert path.read_bytes() == before
+  ledger = open_ledger(tmp_path, SETTINGS | changes, overwrite=True)
+  ledger.close()
+  assert ledger.done == {}
+
+
+def test_software_versions_are_no_other_settings(tmp_path):
+  write_ledger(tmp_path)
+  keys = SETTINGS["keys"] | {"versions": {"jax": "2"}}
+  ledger = open_ledger(tmp_path, SETTINGS | {"keys": keys})
+  ledger.close()
+  assert len(ledger.done) == 3
+
+
+def test_a_number_that_json_has_not_is_refused_and_nothing_left(tmp_path):
+  files.write_result(tmp_path, {"name": "m", "ppl": 2.0})
+  with pytest.raises(ValueError, match="JSON"):
+    files.write_result(tmp_path, {"name": "m", "ppl": float("inf")})
+  path = tmp_path / "results" / "m.json"
+  assert json.loads(path.read_text()) == {"name": "m", "ppl": 2.0}
+  assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_row_per_document_holds_sums_and_regions(tmp_path):
+  pooled = summarise(DOCUMENTS, protocol_name="paper", self_evaluated=False)
+  files.write_documents(tmp_path, "m", pooled)
+  table = pq.read_table(tmp_path / "documents" / "m.parquet").to_pydict()
+  assert table["doc_id"] == [document.doc_id for document in DOCUMENTS]
+  assert table["n_key_tokens"] == [3, 3, 0]
+  assert table["n_key_regions"] == [2, 1, 0]
+  assert table["key_nll_sum"] == [0.75, 1e-7, 0]
+  assert table["region_counts"] == [[1, 2], [3], []]
+  assert table["key_coverage"] == [0.75, None, None]
+  assert table["longppl"][2] is None and table["ppl"][2] is None
+  assert table["reason"] == ["", "", "too_short"]

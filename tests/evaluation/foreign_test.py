@@ -1,0 +1,144 @@
+"""Log-probs of another engine: a file that fits, or an error that says why."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longctx_jax.evaluation import foreign
+from longctx_jax.key_tokens import store as store_lib
+from longctx_jax.key_tokens.record import make_key_tokens
+from longctx_jax.text import corpus
+
+# Targets are the words after the first; " fox" and " jumps" are key.
+TEXT = "the quick brown fox jumps over"
+OFFSETS = [(3, 9), (9, 15), (15, 19), (19, 25), (25, 30)]
+MANIFEST = {
+  "protocol": "paper", "detail": "tokens", "alpha": 2.0, "beta": -2.0,
+}  # fmt: skip
+LONG = np.array([-1, -1, -1, -1, -9.0])
+SHORT = np.array([np.nan, -1, -8, -8, -9.5])
+
+
+@pytest.fixture
+def documents(tmp_path):
+  """(store, corpus) of the document d and of an empty one."""
+  path = tmp_path / "corpus.jsonl"
+  path.write_text(
+    f'{{"id": "d", "text": "{TEXT}"}}\n{{"id": "e", "text": ""}}\n'
+  )
+  shared = dict(alpha=2.0, beta=-2.0, manifest=MANIFEST)
+  rows = [
+    make_key_tokens(
+      doc_id="d", doc_index=0, text_sha256=corpus.text_sha256(TEXT),
+      n_chars=len(TEXT), n_tokens=5, n_tokens_full=5, n_eligible=4,
+      offsets=OFFSETS, long_log_probs=LONG, short_log_probs=SHORT, **shared,
+    ),
+    make_key_tokens(
+      doc_id="e", doc_index=1, text_sha256=corpus.text_sha256(""),
+      n_chars=0, n_tokens=0, n_tokens_full=0, n_eligible=0, offsets=None,
+      long_log_probs=None, short_log_probs=None, reason="empty", **shared,
+    ),
+  ]  # fmt: skip
+  by_id = {row.doc_id: row for row in rows}
+  hashes = {row.doc_id: row.text_sha256 for row in rows}
+  store = store_lib.KeyTokenStore(MANIFEST, hashes, by_id.__getitem__)
+  return store, corpus.open_corpus(path)
+
+
+@pytest.fixture
+def write(tmp_path):
+  """Writes rows of the document d, some columns replaced."""
+
+  def write_file(repeat=1, **changes):
+    row = {
+      "doc_id": "d",
+      "token_start": [start for start, _ in OFFSETS],
+      "token_end": [end for _, end in OFFSETS],
+      "log_prob": [-0.5, -1.0, -2.0, -4.0, -8.0],
+    } | changes
+    path = tmp_path / "log_probs.parquet"
+    pq.write_table(pa.Table.from_pylist([row] * repeat), path)
+    return foreign.open_log_probs(path, "lab/engine")
+
+  return write_file
+
+
+def test_sums_are_over_the_tokens_inside_the_key_spans(documents, write):
+  pooled, scores = foreign.evaluate_log_probs(write(), *documents)
+  one, other = pooled.documents
+  assert (one.n_key_tokens, one.key_nll_sum) == (2, 6.0)
+  assert (one.n_tokens, one.nll_sum) == (5, 15.5)
+  assert pooled.longppl == pytest.approx(np.exp(3))
+  assert (other.doc_id, other.reason) == ("e", "empty")
+  assert not pooled.self_evaluated and len(scores) == 2
+
+
+def test_another_tokenization_is_projected_by_characters(documents, write):
+  # " fox jumps" in three pieces; " brown fo" straddles the edge (case A7).
+  file = write(
+    token_start=[3, 9, 17, 19, 22], token_end=[9, 17, 19, 22, 30],
+    log_prob=[0.0, -9.0, -1.0, -2.0, -9.0],
+  )  # fmt: skip
+  pooled, _ = foreign.evaluate_log_probs(file, *documents)
+  assert pooled.longppl == pytest.approx(np.exp(1.5))
+  assert pooled.key_coverage == 0.5
+
+
+def test_tokens_behind_the_scored_text_count_for_nobody(documents, write):
+  """Case C5: the evaluator read less."""
+  store, texts = documents
+  cut = make_key_tokens(
+    doc_id="d", doc_index=0, text_sha256=corpus.text_sha256(TEXT), n_chars=25,
+    n_tokens=4, n_tokens_full=5, n_eligible=3, offsets=OFFSETS[:4],
+    long_log_probs=LONG[:4], short_log_probs=SHORT[:4], truncated=True,
+    alpha=2.0, beta=-2.0, manifest=MANIFEST,
+  )  # fmt: skip
+  rows = {"d": cut, "e": store.get("e")}
+  store = store_lib.KeyTokenStore(MANIFEST, store.hashes, rows.__getitem__)
+  pooled, _ = foreign.evaluate_log_probs(write(), store, texts)
+  assert pooled.n_tokens == 4 and pooled.documents[0].nll_sum == 7.5
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"doc_id": "x"}, "no row for document 'd'"),
+    ({"repeat": 2}, "document 'd' twice"),
+    ({"log_prob": [-1.0]}, "'d': 1 log-probs and 5 offsets"),
+    ({"log_prob": [-1.0, 0.1, -1, -1, -1]}, "log-prob 0.1 at target 1"),
+    ({"log_prob": [-1.0, np.nan, -1, -1, -1]}, "log-prob nan at target 1"),
+    ({"log_prob": [-1.0, None, -1, -1, -1]}, "log-prob nan at target 1"),
+    ({"token_end": [9, 15, 19, 25]}, "'d': 5 token_start and 4 token_end"),
+    ({"log_prob": None}, "'d': 0 log-probs and 5 offsets"),
+    ({"token_end": [9, 15, 19, 25, 31]}, r"\[25, 31\] at target 4 .* of 30"),
+    ({"token_start": [9, 3, 15, 19, 25]}, r"at target 0|at target 1"),
+  ],
+)
+def test_a_file_that_does_not_fit_names_document_and_target(
+  documents, write, changes, message
+):
+  with pytest.raises(ValueError, match=message):
+    foreign.evaluate_log_probs(write(**changes), *documents)
+
+
+def test_ids_may_be_numbers_and_still_stand_once(tmp_path, write):
+  file = write(doc_id=7)
+  assert list(file.rows()) == ["7"]
+  with pytest.raises(ValueError, match="document '7' twice"):
+    write(doc_id=7, repeat=2).rows()
+
+
+def test_columns_and_name_are_checked_when_the_file_is_opened(tmp_path, write):
+  file = write()
+  assert file.name == "lab--engine"
+  with pytest.raises(ValueError, match="name the model"):
+    foreign.open_log_probs(file.path, "")
+  path = tmp_path / "other.parquet"
+  pq.write_table(pa.table({"doc_id": ["d"], "logprob": [[0.0]]}), path)
+  with pytest.raises(
+    ValueError, match="token_start, token_end, log_prob; it has: doc_id, logp"
+  ):
+    foreign.open_log_probs(path, "m")
+  with pytest.raises(FileNotFoundError):
+    foreign.open_log_probs(tmp_path / "none.parquet", "m")

@@ -1,0 +1,270 @@
+"""Pooled results: identities between the numbers, and their warnings."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longctx_jax.evaluation import results
+from longctx_jax.evaluation.results import DocumentResult
+
+
+def document(regions=((1.0,),), **changes):
+  """A document whose key regions hold these losses."""
+  key_nll = math.fsum(map(math.fsum, regions))
+  n_keys = sum(map(len, regions))
+  fields = dict(
+    doc_id="d",
+    doc_index=0,
+    reason="" if n_keys else "no_key_tokens",
+    n_tokens=n_keys + 10,
+    nll_sum=key_nll + 25.0,
+    n_bytes=40,
+    n_words=7,
+    region_nll_sums=tuple(map(math.fsum, regions)),
+    region_counts=tuple(map(len, regions)),
+    key_bytes=3 * n_keys,
+    n_eligible=2 * n_keys + 1,
+    key_chars=3 * n_keys,
+    covered_chars=3 * n_keys,
+  )
+  return DocumentResult(**fields | changes)
+
+
+EMPTY = DocumentResult("e", 1, "empty")
+
+
+def summarise(documents, protocol_name="paper", **changes):
+  arguments = dict(protocol_name=protocol_name, self_evaluated=False)
+  return results.summarise(documents, **arguments | changes)
+
+
+def exp_mean(nlls):
+  return math.exp(math.fsum(nlls) / len(nlls)) if nlls else None
+
+
+regions = st.lists(
+  st.lists(st.floats(0, 20, width=32), min_size=1, max_size=4), max_size=4
+)
+
+
+@settings(deadline=None)
+@given(st.lists(regions, min_size=1, max_size=6))
+def test_pooled_longppl_has_every_key_token_equal(documents):
+  """Paper 1.4; cases J1, C3: exp(sum / count), whoever holds the tokens."""
+  tokens = [[nll for region in one for nll in region] for one in documents]
+  result = summarise([document(one) for one in documents])
+  pooled = [nll for one in tokens for nll in one]
+  assert result.longppl == pytest.approx(exp_mean(pooled))
+  assert [one.longppl for one in result.documents] == [
+    pytest.approx(exp_mean(one)) for one in tokens
+  ]
+  assert result.n_key_tokens == len(pooled)
+  assert result.n_key_regions == sum(map(len, documents))
+  assert result.reason == ("" if pooled else "no_key_tokens")
+
+
+def test_ppl_is_weighted_as_the_protocol_says():
+  """Cases J10: by ids under "paper", by scored targets under "strict"."""
+  documents = [
+    document([], n_tokens=1, nll_sum=1.0),
+    document([], n_tokens=9, nll_sum=27.0),
+    EMPTY,
+  ]
+  paper, strict = (summarise(documents, p) for p in ("paper", "strict"))
+  assert math.log(paper.ppl) == pytest.approx((2 * 1 + 10 * 3) / 12)
+  assert math.log(strict.ppl) == pytest.approx(28 / 10)
+  assert (paper.protocol, strict.protocol) == ("paper", "strict")
+
+
+@settings(deadline=None)
+@given(st.lists(regions, min_size=1, max_size=4))
+def test_perplexities_are_one_loss_over_several_counts(documents):
+  """Cases J3: nats, tokens, words, bytes and bits fit each other."""
+  documents = [*map(document, documents), EMPTY]
+  fields = results.pooled_fields(summarise(documents), [])
+  nll = fields["nll_sum_nats"]
+  assert nll == pytest.approx(sum(d.nll_sum for d in documents))
+  for name in ("token", "word", "byte"):
+    count = fields[f"n_{name}s"]
+    assert count == sum(getattr(d, f"n_{name}s") for d in documents)
+    assert fields[f"{name}_ppl"] ** count == pytest.approx(math.exp(nll))
+  assert 2 ** fields["bits_per_byte"] == pytest.approx(fields["byte_ppl"])
+  if fields["n_key_tokens"]:
+    # Key tokens have three bytes each here.
+    assert 2 ** (3 * fields["key_bits_per_byte"]) == pytest.approx(
+      fields["longppl"]
+    )
+    mean = fields["key_nll_sum_nats"] / fields["n_key_tokens"]
+    assert fields["longppl"] == pytest.approx(math.exp(mean))
+  else:
+    assert fields["key_bits_per_byte"] is None
+
+
+def test_nothing_is_counted_twice_or_lost():
+  """Cases C3, C9, D3: every reason, and every sum."""
+  documents = [
+    document([(1.0, 2.0), (3.0,)], n_unscorable_key=2, n_eligible=50),
+    document([(4.0,)], truncated=True, key_chars=6, covered_chars=3),
+    document([], reason="too_short", n_eligible=0),
+    EMPTY,
+    dataclasses.replace(EMPTY, reason="too_short"),
+  ]
+  scores = [{"n_near_threshold": 3}, {"n_near_threshold": 1}, {}]
+  fields = results.pooled_fields(summarise(documents), scores)
+  expected = {
+    "n_documents": 5,
+    "n_documents_eligible": 2,
+    "n_eligible": 53,
+    "n_key_tokens": 4,
+    "n_key_regions": 3,
+    "n_tokens": 13 + 11 + 10,
+    "null_reasons": {"too_short": 2, "empty": 1},
+    "n_unscorable_key": 2,
+    "n_truncated": 1,
+    "n_near_threshold": 4,
+    "top5_documents_share": 1.0,
+    # 9 of 9 characters and 3 of 6, pooled.
+    "key_coverage": 12 / 15,
+  }
+  assert {name: fields[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+  "scores", [[], [{}], [{"n_near_threshold": None}, {"n_near_threshold": 2}]]
+)
+def test_an_unknown_count_near_the_thresholds_is_null(scores):
+  fields = results.pooled_fields(summarise([document()]), scores)
+  assert fields["n_near_threshold"] is None
+
+
+def test_the_share_of_the_top_five_documents():
+  documents = [document([(1.0,) * n]) for n in (1, 2, 3, 4, 5, 6, 7)]
+  fields = results.pooled_fields(summarise(documents), [])
+  assert fields["top5_documents_share"] == 25 / 28
+
+
+@pytest.mark.parametrize(
+  ("reasons", "expected"),
+  [
+    (["empty", "too_short", "too_short"], "too_short"),
+    # Of equals the first, in whatever process.
+    (["too_long", "empty", "empty", "too_long"], "too_long"),
+    (["empty", "too_long"], "empty"),
+    (["failed", "unusable_offsets", "too_short", "empty"], "failed"),
+  ],
+)
+def test_the_commonest_reason_stands_for_all(reasons, expected):
+  """Cases C3: no key tokens anywhere, and still a result."""
+  result = summarise([DocumentResult("d", 0, reason) for reason in reasons])
+  assert result.reason == expected
+  assert (result.longppl, result.ppl, result.ci95) == (None, None, None)
+  assert result.key_coverage is None
+
+
+def test_the_interval_resamples_documents_or_regions():
+  few = summarise([document([(1.0,)] * 3)] * 3)
+  assert (few.ci95, few.ci95_reason) == (None, "few_key_regions")
+  assert few.n_key_regions == 9
+  some = summarise([document([(1.0,), (2.0,)])] * 5)
+  assert some.ci95[0] < some.longppl < some.ci95[1]
+  # With eight documents it is they that are drawn: all alike, no spread.
+  many = summarise([document([(1.0,), (2.0,)])] * 8)
+  assert many.ci95 == pytest.approx((many.longppl,) * 2)
+
+
+def test_the_printed_result():
+  documents = [document([(0.5, 1.0)], covered_chars=3)]
+  assert str(summarise(documents)) == (
+    f"LongPPL {math.exp(0.75):.2f}  PPL {math.exp(26.5 / 12):.2f}  "
+    "keys 2 in 1 regions  coverage 0.50  paper"
+  )
+  assert str(summarise([EMPTY], "strict", self_evaluated=True)) == (
+    "LongPPL none (empty)  PPL none  keys 0 in 0 regions  coverage none  "
+    "strict  self-evaluated"
+  )
+  many = summarise([document([(float(i),)] * 300) for i in range(10)])
+  low, high = many.ci95
+  assert f"[{low:.2f}, {high:.2f}]  PPL" in str(many)
+  assert "keys 3,000 in 3,000 regions" in str(many)
+
+
+def test_results_are_json_with_finite_numbers():
+  """Cases C4: a loss whose exponential is no number gives null."""
+  documents = [document([(800.0,)]), document([]), EMPTY]
+  result = summarise(documents)
+  fields = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+  assert fields["longppl"] is None
+  assert [one["reason"] for one in fields["documents"]] == [
+    "",
+    "no_key_tokens",
+    "empty",
+  ]
+  ppl = fields["documents"][1]["ppl"]
+  assert ppl == pytest.approx(math.exp(2.5))
+  assert fields["documents"][1]["longppl"] is None
+  pooled = results.pooled_fields(result, [{"n_near_threshold": 0}])
+  assert json.loads(json.dumps(pooled, allow_nan=False))
+
+
+def near(value, *, above):
+  """Just at the threshold, or just above."""
+  return np.nextafter(value, 2) if above else value
+
+
+@pytest.mark.parametrize("above", [False, True])
+@pytest.mark.parametrize(
+  ("scores", "text"),
+  [
+    (lambda above: [{"copied_share": near(0.3, above=above)}], "boilerplate"),
+    (lambda above: [{"n_mirror": 2 + above}], "noise floor"),
+    (lambda above: [{"n_key_tokens": 50 + above}], "need a BOS"),
+  ],
+)
+def test_warnings_of_the_key_tokens(scores, text, above):
+  """Cases A14; 10 key tokens of 100 eligible ones, unless changed."""
+  (changed,) = scores(above)
+  one = {"n_key_tokens": 10, "copied_share": 0.0, "n_mirror": 0} | changed
+  result = summarise([document(n_eligible=100)])
+  found = results.warnings_of(result, [one])
+  assert len(found) == above
+  assert all(text in warning for warning in found)
+
+
+def test_shares_are_over_the_key_tokens_of_all_documents():
+  """10 copied of 30 is a third, though one document has half and one none."""
+  scores = [
+    {"n_key_tokens": 20, "copied_share": 0.5, "n_mirror": 0},
+    {"n_key_tokens": 10, "copied_share": 0.0, "n_mirror": 7},
+    {"n_key_tokens": 0, "copied_share": None, "n_mirror": None},
+    {},
+  ]
+  result = summarise([document(n_eligible=100)])
+  copied, mirror = results.warnings_of(result, scores)
+  assert copied.startswith("33% of the key tokens")
+  assert mirror.startswith("23% as many tokens")
+
+
+@pytest.mark.parametrize(
+  ("covered", "warned"), [(90, False), (89, True), (100, False)]
+)
+def test_low_coverage_is_warned_of(covered, warned):
+  result = summarise([document(key_chars=100, covered_chars=covered)])
+  found = results.warnings_of(result, [])
+  assert found == (
+    [f"this tokenizer's tokens cover {covered}% of the key characters"]
+    if warned
+    else []
+  )
+
+
+def test_cut_documents_are_warned_of():
+  for truncated in (False, True):
+    result = summarise([document(), document(truncated=truncated)])
+    found = results.warnings_of(result, [])
+    assert found == ["documents were cut to this model's context"] * truncated
+    assert results.pooled_fields(result, [])["warnings"] == found

@@ -1,0 +1,49 @@
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from longctx_jax.model import sharding
+
+
+def test_minus_one_takes_the_rest():
+  mesh = sharding.make_mesh({"fsdp": -1, "tensor": 2})
+  assert dict(mesh.shape) == {"data": 1, "fsdp": 4, "tensor": 2, "context": 1}
+  assert sharding.batch_ways(mesh) == 4
+
+
+@pytest.mark.parametrize("sizes", [{"data": 3}, {"data": -1, "fsdp": 3}, {}])
+def test_mesh_must_cover_the_devices(sizes):
+  # cases E4
+  with pytest.raises(ValueError, match="8 devices"):
+    sharding.make_mesh(sizes)
+
+
+def test_unknown_axis_is_named():
+  with pytest.raises(ValueError, match="fsdpp"):
+    sharding.make_mesh({"fsdpp": 8})
+
+
+def test_rules_are_strict():
+  mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
+  shapes = {"a.kernel": (8, 6), "a.bias": (6,)}
+  kernel = (r"a\.kernel", P("fsdp", "tensor"))
+  bias = (r"a\.bias", P(None))
+  good = sharding.infer_shardings(shapes, [kernel, bias], mesh)
+  assert good["a.kernel"].spec == P("fsdp", "tensor")
+  with pytest.raises(ValueError, match=r"no sharding rule.*a\.bias"):
+    sharding.infer_shardings(shapes, [kernel], mesh)
+  with pytest.raises(ValueError, match="match no parameter.*lm_head"):
+    sharding.infer_shardings(shapes, [kernel, bias, ("lm_head", P())], mesh)
+  with pytest.raises(ValueError, match=r"size 4 does not divide dimension 6"):
+    sharding.infer_shardings(shapes, [kernel, (r"a\.bias", P("fsdp"))], mesh)
+
+
+def test_constrain_follows_the_mesh_and_not_the_platform():
+  x = jnp.zeros((8, 2))
+  assert sharding.constrain(x, "fsdp", None) is x
+  assert sharding.axis_size("fsdp") == sharding.batch_axis_size() == 1
+  with jax.set_mesh(sharding.make_mesh({"fsdp": -1})):
+    assert sharding.axis_size("fsdp") == sharding.batch_axis_size() == 8
+    out = jax.jit(lambda x: sharding.constrain(x, "fsdp", None))(x)
+    assert out.sharding.spec == P("fsdp")

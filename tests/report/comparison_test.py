@@ -1,0 +1,197 @@
+"""What may be compared, in what order, and with which intervals."""
+
+import csv
+import io
+import math
+
+import numpy as np
+import pytest
+
+from longctx_jax.paper import intervals, perplexity
+from longctx_jax.report import comparison
+
+KEYS = {"evaluator": "E", "short_len": 4096, "versions": {"jax": "0.10.2"}}
+
+
+def make_result(name, log_longppl=1.0, *, n_documents=12, seed=0, **fields):
+  rng = np.random.default_rng(seed)
+  counts = rng.integers(1, 40, n_documents)
+  sums = counts * (log_longppl + rng.normal(0, 0.3, n_documents))
+  n_tokens = rng.integers(100, 900, n_documents)
+  nll = n_tokens * rng.normal(1.5, 0.1, n_documents)
+  return {
+    "name": name,
+    "reason": "",
+    "self_evaluated": False,
+    "attention": "full",
+    "protocol": "strict",
+    "n_documents": n_documents,
+    "keys": KEYS,
+    "longppl": perplexity.pooled_perplexity(sums, counts),
+    "longppl_ci95": list(intervals.bootstrap_ci95(sums, counts, seed=0)),
+    "ppl": perplexity.pooled_perplexity(nll, n_tokens),
+    "n_key_tokens": int(counts.sum()),
+    "n_key_regions": 1234,
+    "key_coverage": 0.97,
+    "top5_documents_share": perplexity.top_documents_share(counts),
+    "null_reasons": {},
+    "warnings": [],
+    "documents": {
+      "doc_id": [f"d{i}" for i in range(n_documents)],
+      "key_nll_sum": sums,
+      "n_key_tokens": counts,
+      "nll_sum": nll,
+      "n_tokens": n_tokens,
+    },
+  } | fields
+
+
+def make_failed(name):
+  return {"name": name, "reason": "failed: no file", "longppl": None}
+
+
+def test_rows_are_sorted_and_self_evaluated_ones_not_ranked():
+  results = [
+    make_result("worse", 1.2),
+    make_result("judge", 0.2, self_evaluated=True),
+    make_failed("broken"),
+    make_result("better", 0.8),
+  ]
+  rows = comparison.comparison_rows(results)
+  names = [row.name for row in rows]
+  assert names == ["better", "worse", "broken", "judge"]
+  text = comparison.compare_table(results, fmt="text")
+  ranked, unranked = text.split(comparison.SELF_EVALUATED)
+  assert "judge" in unranked and "judge" not in ranked
+  assert "failed: no file" in ranked
+
+
+@pytest.mark.parametrize(
+  "field, mine, theirs",
+  [
+    ("protocol", {"protocol": "paper"}, ("'paper'", "'strict'")),
+    ("alpha", {"alpha": 1.5}, ("1.5", "None")),
+    ("n_documents", {"n_documents": 3}, ("3", "12")),
+    ("keys.short_len", {"keys": KEYS | {"short_len": 1024}}, ("1024", "4096")),
+    ("keys.checksum", {"keys": KEYS | {"checksum": "ab"}}, ("'ab'", "None")),
+  ],
+)
+def test_unlike_results_are_refused_by_name(field, mine, theirs):
+  """Cases J2."""
+  results = [make_result("A", **mine), make_result("B"), make_failed("C")]
+  with pytest.raises(comparison.NotComparable) as error:
+    comparison.compare_table(results, fmt="text")
+  for part in ("'A'", "'B'", f"in {field}:", *theirs):
+    assert part in str(error.value)
+  assert "A" in comparison.compare_table(results, fmt="text", force=True)
+
+
+def test_versions_do_not_part_results():
+  other = KEYS | {"versions": {"jax": "0.11"}, "detail": "keys"}
+  comparison.check_comparable([make_result("A"), make_result("B", keys=other)])
+  comparison.check_comparable([])
+
+
+def test_a_constant_factor_shows_as_an_exact_ratio():
+  """The models differ by a factor 1.1 everywhere: no uncertainty is left."""
+  base = make_result("base", 1.0)
+  other = make_result("other", 1.0 + math.log(1.1))
+  order = np.random.default_rng(0).permutation(12)
+  other["documents"] = {
+    name: np.asarray(values)[order]
+    for name, values in other["documents"].items()
+  }
+  row = comparison.comparison_rows([base, other], baseline="base")[1]
+  assert row.ratio == pytest.approx(1.1)
+  assert row.ratio_ci95 == pytest.approx((1.1, 1.1))
+  table = comparison.compare_table([base, other], fmt="text", baseline="base")
+  assert "vs base" in table and "1.100 [1.100, 1.100]" in table
+
+
+def test_the_ratio_is_over_the_documents_of_both():
+  base, other = make_result("base"), make_result("other")
+  documents = other["documents"]
+  documents["doc_id"] = [*documents["doc_id"][:11], "elsewhere"]
+  documents["key_nll_sum"] = documents["key_nll_sum"].copy()
+  documents["key_nll_sum"][0] = np.nan
+  documents["n_key_tokens"] = documents["n_key_tokens"].astype(float)
+  documents["n_key_tokens"][0] = np.nan
+  documents["key_nll_sum"][11] = 1e6
+  row = comparison.comparison_rows([base, other], baseline="base")[1]
+  assert row.ratio == pytest.approx(1.0)
+
+
+def test_few_shared_documents_give_a_ratio_without_interval():
+  results = [make_result("A", n_documents=7), make_result("B", n_documents=7)]
+  row = comparison.comparison_rows(results, baseline="A")[1]
+  assert (row.ratio, row.ratio_ci95, row.ppl_ci95) == (1.0, None, None)
+  assert comparison.ratio_text(row, "A") == "1.000"
+  eight = [make_result("A", n_documents=8), make_result("B", n_documents=8)]
+  row = comparison.comparison_rows(eight, baseline="A")[1]
+  assert row.ratio_ci95 == (1.0, 1.0) and row.ppl_ci95 is not None
+
+
+def test_self_evaluated_models_are_divided_by_nothing():
+  results = [make_result("A"), make_result("B", self_evaluated=True)]
+  assert comparison.comparison_rows(results, baseline="A")[1].ratio is None
+
+
+def test_ppl_interval_follows_the_protocol():
+  for protocol in ("paper", "strict"):
+    result = make_result("A", protocol=protocol)
+    sums = result["documents"]["nll_sum"]
+    counts = result["documents"]["n_tokens"]
+    if protocol == "paper":
+      sums, counts = sums / counts * (counts + 1), counts + 1
+    (row,) = comparison.comparison_rows([result])
+    assert row.ppl_ci95 == pytest.approx(
+      intervals.bootstrap_ci95(sums, counts, seed=0)
+    )
+
+
+def test_a_baseline_must_exist_and_not_be_self_evaluated():
+  results = [make_result("A"), make_result("B", self_evaluated=True)]
+  with pytest.raises(ValueError, match="'Z'.*one of A, B"):
+    comparison.comparison_rows(results, baseline="Z")
+  with pytest.raises(comparison.NotComparable, match="'B'.*self_evaluated"):
+    comparison.comparison_rows(results, baseline="B")
+  (first, _) = comparison.comparison_rows(results, baseline="B", force=True)
+  assert first.ratio == pytest.approx(1.0)
+
+
+def test_csv_keeps_full_precision_and_leaves_missing_cells_empty():
+  result = make_result("A, with comma", warnings=["w1", "w2"])
+  table = comparison.compare_table([result, make_failed("F")], fmt="csv")
+  first, second = csv.DictReader(io.StringIO(table))
+  assert first["model"] == "A, with comma"
+  assert float(first["longppl"]) == result["longppl"]
+  assert float(first["longppl_high"]) == result["longppl_ci95"][1]
+  assert first["notes"] == "w1; w2"
+  assert (second["longppl"], second["ppl_low"]) == ("", "")
+  assert "ratio" not in first
+
+
+def test_notes_say_why_there_is_no_longppl_and_what_attention_was_cut():
+  result = make_result(
+    "A", longppl=None, longppl_ci95=None, reason="too_short",
+    null_reasons={"too_short": 11, "empty": 1}, attention="first 4 + last 512",
+  )  # fmt: skip
+  (row,) = comparison.comparison_rows([result])
+  assert row.notes == (
+    "too_short", "too_short: 11", "empty: 1", "attention first 4 + last 512",
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize("fmt", ["text", "markdown", "csv", "latex"])
+def test_every_format_holds_every_model(fmt):
+  results = [make_result("A"), make_result("B", self_evaluated=True)]
+  table = comparison.compare_table(results, fmt=fmt)
+  assert "A" in table and "B" in table
+
+
+@pytest.mark.parametrize(
+  "value, text",
+  [(None, "-"), (2.155, "2.15"), (1822.3, "1,822"), (2.5e7, "2.5e+07")],
+)
+def test_perplexities_are_printed_short(value, text):
+  assert comparison.ppl_text(value) == text

@@ -1,0 +1,1 @@
+"""What tests and the processes that they start share."""
