@@ -10,7 +10,7 @@ from support.command_line import ROOT
 PACKAGE = ROOT / "longctx_jax"
 # An import between rooms points left.
 ROOMS = (
-  "paper text runtime key_tokens model checkpoints scoring evaluation longppl "
+  "paper runtime text key_tokens model checkpoints scoring evaluation longppl "
   "report training experiments testing commands"
 ).split()
 # Rooms that do without: they are arithmetic, or read by people without a
@@ -107,6 +107,41 @@ def test_imports_between_rooms_point_left(name):
     assert other in MODULES, f"{name} imports {other!r}, which is no module"
     here, there = ROOMS.index(room(name)), ROOMS.index(room(other))
     assert there <= here, f"{name} imports {other}"
+
+
+OUTSIDE = (
+  *((f"scripts.{path.stem}", path) for path in SCRIPTS),
+  *(
+    (f"{path.parent.name}.{path.stem}", path)
+    for folder in ("tools", "bench", "configs")
+    for path in sorted((ROOT / folder).glob("*.py"))
+  ),
+  ("longctx_jax", PACKAGE / "__init__.py"),
+)
+ENTERED = {
+  who: {other for other in own_modules(path) if room(other) != room(who)}
+  for who, path in (*MODULES.items(), *OUTSIDE)
+}
+
+
+@pytest.mark.parametrize("name", ENTERED)
+def test_other_rooms_come_in_by_the_doors(name):
+  for other in ENTERED[name] - {""}:
+    assert other in doors(room(other)), f"{name} enters {other}: no door"
+
+
+@pytest.mark.parametrize("name", [n for n in ROOMS if n not in MODULES])
+def test_a_door_is_used(name):
+  assert doors(name) <= set().union(*ENTERED.values()) & set(MODULES)
+
+
+@pytest.mark.parametrize("name", [n for n in ROOMS if n not in MODULES])
+def test_a_room_says_what_lies_where(name):
+  """Every module of the room is named in the docstring of its folder."""
+  said = ast.get_docstring(tree(PATHS[f"{name}.__init__"]))
+  inside = [m.split(".") for m in MODULES if room(m) == name]
+  for _, first, *_ in inside:
+    assert re.search(rf"\b{first}\b", said), f"{name} does not name {first}"
 
 
 def test_no_cycle():

@@ -1,1 +1,31 @@
-"""Weights in and out: Hugging Face, GGUF, Orbax."""
+"""Weights in and out: Hugging Face, GGUF, Orbax, hub ids.
+
+Doors, for other rooms:
+  loading: from a path or hub id to a model on a mesh
+  hub: names of models to paths on this machine
+  export: parameters back to a Hugging Face folder
+  convert: between formats, and whether the logits are the same
+  checked: parameters from any source of tensors
+  tensor_map: which tensors a parameter comes from
+  facts.config_json: config.json to `ModelConfig` and back
+  gguf.tensors: the tensors and facts of a GGUF file
+  gguf.tokenizer: the tokenizer of a GGUF file
+
+Inside:
+  hf_folder, orbax_folder: sources of tensors
+  placement: pieces of tensors straight into their places on the mesh
+  sanity: weights that load and cannot be right
+  folder_files: config.json and tokenizer, beside the weights
+"""
+
+__all__ = [
+  "loading",
+  "hub",
+  "export",
+  "convert",
+  "checked",
+  "tensor_map",
+  "facts.config_json",
+  "gguf.tensors",
+  "gguf.tokenizer",
+]

@@ -37,7 +37,7 @@ MAX_SHARD_BYTES = 5 * 10**9
 
 
 class ParameterSource:
-  """Parameters on a mesh as a source of tensors: `checked.load_parameters` back.
+  """Parameters on a mesh as a source of tensors: `load_parameters` back.
 
   Each tensor is gathered when it is read; the host holds no more than one.
 

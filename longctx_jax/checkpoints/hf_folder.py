@@ -28,7 +28,7 @@ class SafetensorsSource:
   Attributes:
     path: of the folder.
     config: the parsed config.json.
-    shapes: tensor name -> shape; names as in `tensor_map.parameter_table`, whatever
+    shapes: tensor name -> shape; names as `tensor_map` has them, whatever
       prefix the file gives them.
     weight_format: e.g. "safetensors BF16".
   """

@@ -33,7 +33,8 @@ def load_model(
     mesh: default: all devices on the `fsdp` axis.
     dtype: of the parameters and activations; default float32 on CPU, where it
       is the fastest, and bfloat16 elsewhere. Log-probs are float32 in any case.
-    allow_missing: regular expression of tensor names; see `checked.CheckedSource`.
+    allow_missing: regular expression of tensor names; see
+      `checked.CheckedSource`.
 
   Raises:
     FileNotFoundError: where there is no such path, or a file of it is missing.

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longctx_jax.checkpoints import loading
+from longctx_jax.runtime import files
 from longctx_jax.text import row_files
 from longctx_jax.text.tokenizer import TextTokenizer
 
@@ -277,6 +278,5 @@ def _sha256(file: row_files.RowFile) -> str:
 
 
 def _write(table: pa.Table, output: pathlib.Path) -> None:
-  temporary = output.with_name(f"{output.name}.tmp")
-  pq.write_table(table, temporary, compression="zstd")
-  os.replace(temporary, output)
+  with files.appearing(output) as file:
+    pq.write_table(table, file, compression="zstd")

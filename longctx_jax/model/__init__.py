@@ -1,1 +1,29 @@
-"""The decoder."""
+"""The decoder, its parameters on a mesh, what it costs.
+
+Doors, for other rooms:
+  config: the facts of a model
+  loaded: a model ready to score, and its tokenizer
+  attention: one entry point, plain attention as its oracle, a choice
+  rope: rotary embeddings: a table of frequencies per type
+  log_probs: log-probs of targets, without logits of all positions
+  parameters: names and shapes of the parameters
+  partition: where each parameter lives
+  sharding: meshes, and sharding rules as data
+  flops: floating-point operations of a pass
+
+Inside:
+  transformer, layers, moe: the network
+  backends: attention, one module for each kind of machine
+"""
+
+__all__ = [
+  "config",
+  "loaded",
+  "attention",
+  "rope",
+  "log_probs",
+  "parameters",
+  "partition",
+  "sharding",
+  "flops",
+]

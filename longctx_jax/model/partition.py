@@ -10,7 +10,7 @@ from longctx_jax.model.config import ModelConfig
 
 
 def partition_rules(config: ModelConfig) -> sharding.Rules:
-  """The table for a config; parameter names as in `tensor_map.parameter_table`."""
+  """The table for a config; names as in `tensor_map.parameter_table`."""
   # Experts stack once more: L E D F.
   stack = (None, None) if config.num_experts else (None,)
   rules = [

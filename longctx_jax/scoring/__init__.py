@@ -1,1 +1,14 @@
-"""From documents to key tokens."""
+"""From documents to key tokens.
+
+Doors, for other rooms:
+  scorer: the two compiled passes of a model
+  protocol: what a model reads of a document
+  finder: from scored documents to key tokens
+  setup: from a config to corpus, model and scorer
+  run: a corpus into a key-token store
+
+Inside:
+  buckets: fixed shapes for documents of any length
+"""
+
+__all__ = ["scorer", "protocol", "finder", "setup", "run"]

@@ -1,1 +1,21 @@
-"""LongCE and CE."""
+"""LongCE and CE: losses, step, data, the run.
+
+Doors, for other rooms:
+  run: trains, or goes on with a training; the jit is there
+  step: one pure training step
+  state: what a run carries from step to step
+  optimizer: AdamW, schedule, clipping
+  rows: documents packed into rows of a fixed length
+  checkpoint: state, data position and settings, by Orbax
+  metrics: a line per interval, and TensorBoard events
+
+Inside:
+  losses: weighted likelihood losses
+  data: batches of shuffled rows, exact to resume
+  stored_weights: weights from a key-token store
+  context: another RoPE table for the same weights
+  validation: LongPPL on held-out documents
+  config: the settings of the parts
+"""
+
+__all__ = ["run", "step", "state", "optimizer", "rows", "checkpoint", "metrics"]

@@ -1,1 +1,1 @@
-"""config.json to `ModelConfig` and back."""
+"""config.json to `ModelConfig` and back: families, RoPE, the allow-list."""

@@ -8,7 +8,6 @@ Arms differ in the weights of the targets alone: same documents, same order.
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import shutil
 import time
@@ -24,7 +23,7 @@ from longctx_jax.experiments.retrieval import data, report, starts
 from longctx_jax.experiments.retrieval.data import Documents
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper import contrast
-from longctx_jax.runtime import settings
+from longctx_jax.runtime import files, settings
 from longctx_jax.training import metrics, optimizer
 from longctx_jax.training import metrics as metrics_lib
 from longctx_jax.training import state as state_lib
@@ -106,9 +105,7 @@ def run(
 
 
 def _write(path, value):
-  temporary = path.with_name(path.name + ".tmp")
-  temporary.write_text(json.dumps(value, indent=1) + "\n")
-  os.replace(temporary, path)
+  files.write_text(path, json.dumps(value, indent=1) + "\n")
 
 
 def _loss(config, arm):

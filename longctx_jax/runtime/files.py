@@ -1,0 +1,100 @@
+"""Files that appear whole, and locks: what a killed run may leave behind.
+
+After a crash at any moment a reader sees the file of before or the new one,
+never a part of it. The folder is local, or mounted: object stores know neither
+rename nor locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import uuid
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import filelock
+
+_TEMPORARY = ".tmp"
+
+
+class InUse(ValueError):
+  """Another process works where this one would."""
+
+
+@contextlib.contextmanager
+def appearing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+  """A file that has its name only when all of it is on the disk.
+
+  Written beside it under a name that no other process has, flushed to the
+  disk, renamed. An exception removes what was written.
+
+  Args:
+    path: the folder exists; what is there is replaced.
+  """
+  path = pathlib.Path(path)
+  temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
+  try:
+    with open(temporary, "wb") as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  except BaseException:
+    temporary.unlink(missing_ok=True)
+    raise
+  sync_folder(path.parent)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+  """Writes UTF-8 text as a file that appears whole; see `appearing`."""
+  with appearing(path) as file:
+    file.write(text.encode())
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+  """Brings the names in a folder to the disk, where the system can."""
+  if os.name == "nt":  # A folder can't be opened there.
+    return
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+
+
+def remove_leftovers(folder: str | os.PathLike[str], pattern: str) -> None:
+  """Removes what killed writers left of files that match a glob pattern.
+
+  Only under the lock of the folder: a writer may be at work on such a file.
+  """
+  for path in pathlib.Path(folder).glob(f"{pattern}.*{_TEMPORARY}"):
+    path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str], *, doing: str) -> Iterator[None]:
+  """Holds a lock, which the system frees when the process ends or is killed.
+
+  Args:
+    path: the lock's file; its folder is made. The file stays.
+    doing: what must not be done by two at once, for the message.
+
+  Raises:
+    InUse: another process holds it.
+  """
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  lock = filelock.FileLock(path, timeout=0)
+  try:
+    lock.acquire()
+  except filelock.Timeout as error:
+    raise InUse(
+      f"another process is {doing} {path.parent}: wait until it ends, or take "
+      "another --workdir"
+    ) from error
+  try:
+    yield
+  finally:
+    lock.release()
