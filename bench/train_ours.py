@@ -33,7 +33,7 @@ def make_batch(
   ids: np.ndarray, *, short_len: int, stride: int
 ) -> dict[str, np.ndarray]:
   """A batch of one row with all of its windows but the first."""
-  plan = windows.plan_windows(len(ids), short_len=short_len, stride=stride)
+  plan = windows.Windows(short_len, stride).plan(len(ids))
   inputs, targets = windows.align(ids)
   ones = np.ones((1, len(targets)), np.float32)
   columns = {

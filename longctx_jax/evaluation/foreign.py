@@ -103,7 +103,7 @@ def evaluate_log_probs(
     )
   pooled = results.summarise(
     found,
-    protocol_name=store.manifest["protocol"],
+    protocol_name=store.manifest.protocol,
     self_evaluated=False,
   )
   return pooled, scores

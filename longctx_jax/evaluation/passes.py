@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from longctx_jax.evaluation.results import DocumentResult
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.paper import intervals, spans
 from longctx_jax.scoring import finder, protocol
@@ -183,29 +184,25 @@ class Evaluation:
   def __init__(
     self,
     scorer: scorer_lib.Scorer,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     *,
     max_length: int = 0,
     over_length: str = "truncate_end",
   ):
     self.scorer = scorer
-    self.protocol = manifest["protocol"]
+    self.protocol = manifest.protocol
     self.reused = 0
     self._over_length = over_length
     self._max_length = max_length or scorer.model.config.max_position
     own = finder.identity(scorer.model)
-    same = {
-      name
-      for name in _SAME_PASS
-      if name in manifest and manifest[name] == own[name]
-    }
+    same = {name for name in _SAME_PASS if getattr(manifest, name) == own[name]}
     self.self_evaluated = "checksum" in same
     self._same_pass = len(same) == len(_SAME_PASS)
 
-  def check_bos(self, texts: Sequence[str]) -> None:
-    """See `protocol.check_bos`; on the longest text."""
-    if self.protocol == "paper" and any(texts):
-      protocol.check_bos(self.scorer, max(texts, key=len))
+  def check_bos(self, texts: Iterable[str]) -> None:
+    """See `protocol.check_bos`; to be called before anything is evaluated."""
+    if self.protocol == "paper":
+      protocol.check_bos(self.scorer, texts)
 
   def evaluate(
     self, pairs: Iterable[tuple[KeyTokens, str]]
@@ -238,7 +235,7 @@ class Evaluation:
     if keys.reason in UNREADABLE:
       return protocol.unscorable(keys.reason), None
     prepared = self._prepare(text, is_evaluator=False)
-    if not self._same_pass or keys.manifest["detail"] != "tokens":
+    if not self._same_pass or keys.manifest.detail != "tokens":
       return prepared, None
     theirs = self._prepare(text, is_evaluator=True)
     same = np.array_equal(theirs.ids, prepared.ids)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.model import rope
 from longctx_jax.paper import intervals, perplexity
 
@@ -290,14 +291,13 @@ def warnings_of(
   return found
 
 
-def window_length(manifest: dict[str, Any]) -> int:
+def window_length(manifest: Manifest) -> int:
   """Ids that a pass of short context reads: K + d, and the BOS it repeats."""
-  repeated = manifest["protocol"] == "strict" and manifest["bos"] is not None
-  return manifest["short_len"] + manifest["stride"] + repeated
+  return manifest.windows.length + manifest.prefix_len
 
 
 def rope_warnings(
-  documents: Sequence[DocumentResult], manifest: dict[str, Any]
+  documents: Sequence[DocumentResult], manifest: Manifest
 ) -> list[str]:
   """Where the evaluator's long and short passes used different RoPE tables.
 
@@ -305,12 +305,12 @@ def rope_warnings(
     documents: under any model; their eligible ids are the evaluator's.
     manifest: of the key tokens.
   """
-  if "rope_by_length" not in manifest:
+  if not manifest.rope_by_length:
     return []
   short_length = window_length(manifest)
 
   def table(length):
-    return rope.name_table(**manifest["rope_by_length"], length=length)
+    return rope.name_table(**manifest.rope_by_length, length=length)
 
   lengths = [short_length + d.n_eligible for d in documents if d.n_eligible]
   mixed = [n for n in lengths if table(n) != table(short_length)]

@@ -17,6 +17,7 @@ from longctx_jax.evaluation.foreign import ForeignLogProbs, evaluate_log_probs
 from longctx_jax.evaluation.results import LongPplResult
 from longctx_jax.key_tokens import slices
 from longctx_jax.key_tokens import store as store_lib
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.runtime.progress import Progress
@@ -61,10 +62,11 @@ def open_keys(
     store = slices.read_slice_store(folder, corpus)
   else:
     store = store_lib.read_store(config.key_tokens)
+  there = store.manifest.to_json()
   different = [
-    f"{name} is {store.manifest[name]!r} there and {value!r} here"
+    f"{name} is {there[name]!r} there and {value!r} here"
     for name, value in named.items()
-    if name in store.manifest and store.manifest[name] != value
+    if name in there and there[name] != value
   ]
   if different:
     raise ValueError(
@@ -200,7 +202,7 @@ def _guarded(name, run, store, workdir):
     result = {
       "name": name,
       "reason": f"{_FAILED}{type(error).__name__}: {error}",
-      "keys": store.manifest,
+      "keys": store.manifest.to_json(),
       "longppl": None,
       "ppl": None,
     }
@@ -237,7 +239,7 @@ def _evaluate_model(config, candidate, store, corpus, workdir, overwrite):
   identity = {"name": identity.pop("evaluator")} | identity
   settings = {
     "model": identity,
-    "keys": store.manifest,
+    "keys": store.manifest.to_json(),
     "max_length": config.data.max_length,
     "over_length": config.data.over_length,
     "per_token": config.eval.per_token,
@@ -257,8 +259,8 @@ def _evaluate_model(config, candidate, store, corpus, workdir, overwrite):
       if keys.doc_id in ledger.done:
         continue
       text = document.text or ""
-      if not checked and text:
-        run.check_bos([text])
+      if not checked:
+        run.check_bos(document.text or "" for document in corpus)
         checked = True
       yield keys, text
 
@@ -304,7 +306,7 @@ def result_fields(
   name: str,
   pooled: LongPplResult,
   scores: Sequence[dict[str, Any]],
-  manifest: dict[str, Any],
+  manifest: Manifest,
 ) -> dict[str, Any]:
   """The fields of results/<model>.json that do not depend on the engine."""
   fields = results.pooled_fields(pooled, scores)
@@ -314,7 +316,6 @@ def result_fields(
     **fields,
     "warnings": fields["warnings"]
     + results.rope_warnings(pooled.documents, manifest),
-    "alpha": manifest["alpha"],
-    "beta": manifest["beta"],
-    "keys": manifest,
+    **dataclasses.asdict(manifest.thresholds),
+    "keys": manifest.to_json(),
   }

@@ -9,15 +9,15 @@ first into every pass and window, where it counts neither in K nor as text.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
-from longctx_jax.paper import windows
+from longctx_jax.key_tokens.manifest import OVER_LENGTH, PROTOCOLS
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.text.tokenizer import OffsetsUnusable, TextTokenizer
 
-PROTOCOLS = ("paper", "strict")
-OVER_LENGTH = ("truncate_end", "skip", "error")
 # Targets and nats of the check that a model can do without its BOS.
 _BOS_CHECK_TARGETS = 512
 _BOS_CHECK_NATS = 1.0
@@ -163,12 +163,12 @@ def _whole_characters(offsets, keep):
   return keep
 
 
-def check_bos(scorer: scorer_lib.Scorer, text: str) -> None:
+def check_bos(scorer: scorer_lib.Scorer, texts: Iterable[str]) -> None:
   """Checks, before a `paper` run, that the model can do without its BOS.
 
-  Scores the first 512 targets of a text with and without the BOS that the
-  tokenizer adds by default; the first target, which only one of them has, is
-  left out.
+  Scores the first 512 targets of the first text with and without the BOS that
+  the tokenizer adds by default; the first target, which only one of them has,
+  is left out.
 
   Raises:
     ValueError: where the mean log-probs differ by more than 1 nat per token:
@@ -177,6 +177,7 @@ def check_bos(scorer: scorer_lib.Scorer, text: str) -> None:
   tokenizer = scorer.model.tokenizer
   if tokenizer is None or tokenizer.leading_bos is None:
     return
+  text = next((text for text in texts if text), "")
   bare = tokenizer.encode(text, add_special_tokens=False).ids
   # With the BOS before them they must fit the model.
   limit = scorer.model.config.max_position - 1
@@ -198,15 +199,14 @@ def check_bos(scorer: scorer_lib.Scorer, text: str) -> None:
     )
 
 
-def explain_too_short(n_text: int, *, short_len: int, stride: int) -> str:
+def explain_too_short(n_text: int, windows: Windows) -> str:
   """Says what a document lacks, and which windows would fit it."""
   fitting = max(1, n_text // 8)
-  eligible = windows.count_eligible(
-    n_text, short_len=2 * fitting, stride=fitting
-  )
+  eligible = Windows(2 * fitting, fitting).count_eligible(n_text)
   lacks = (
-    f"a document of {n_text} ids has no key tokens with short_len={short_len} "
-    f"and stride={stride}: it would need more than {short_len + stride}"
+    f"a document of {n_text} ids has no key tokens with "
+    f"short_len={windows.short_len} and stride={windows.stride}: it would need "
+    f"more than {windows.length}"
   )
   if not eligible:
     return lacks

@@ -14,7 +14,7 @@ from flax import nnx
 
 from longctx_jax.model import attention, log_probs, sharding
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.paper import windows
+from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime.progress import Usage
 from longctx_jax.scoring import buckets
 
@@ -54,16 +54,14 @@ class Scorer:
 
   Attributes:
     model: what scores.
-    short_len: the paper's K.
-    stride: the paper's d.
+    windows: of the short contexts.
     long_batch: documents per long pass.
     window_batch: windows per short pass.
     usage: counts so far.
   """
 
   model: LoadedModel
-  short_len: int
-  stride: int
+  windows: Windows
   long_batch: int
   window_batch: int
   usage: Usage
@@ -150,9 +148,7 @@ class Scorer:
     """
     job = scores.job
     prefix, text = job.ids[: job.prefix_len], job.ids[job.prefix_len :]
-    plan = windows.plan_windows(
-      len(text), short_len=self.short_len, stride=self.stride
-    )
+    plan = self.windows.plan(len(text))
     for start, first, end in zip(
       plan.start, plan.score_start, plan.score_end, strict=True
     ):
@@ -161,12 +157,12 @@ class Scorer:
       if start == 0:
         scores.short[first:end] = scores.long[first:end]
         continue
-      span = text[start : start + self.short_len + self.stride]
+      span = text[start : start + self.windows.length]
       yield scores, first, np.concatenate([prefix, span])
 
   def _run_windows(self, batch):
     prefix_len = batch[0][0].job.prefix_len
-    length = prefix_len + self.short_len + self.stride
+    length = prefix_len + self.windows.length
     ids = np.zeros((self.window_batch, length), np.int32)
     for row, (scores, _, span) in enumerate(batch):
       if scores.job.prefix_len != prefix_len:
@@ -177,7 +173,7 @@ class Scorer:
     lengths = [len(span) for _, _, span in batch]
     out = self._call(self.window_pass, prefix_len, ids, lengths)
     for row, (scores, first, span) in enumerate(batch):
-      count = len(span) - prefix_len - self.short_len
+      count = len(span) - prefix_len - self.windows.short_len
       scores.short[first : first + count] = out[row, :count]
       yield scores
 
@@ -209,9 +205,8 @@ class Scorer:
 
 def make_scorer(
   model: LoadedModel,
+  windows: Windows,
   *,
-  short_len: int,
-  stride: int,
   window_batch: int = 0,
   chunk: int = 1024,
   backend: str = "auto",
@@ -220,17 +215,12 @@ def make_scorer(
 
   Args:
     model: what scores.
-    short_len: the paper's K.
-    stride: the paper's d.
+    windows: of the short contexts.
     window_batch: windows per device and pass; 0 takes 1 on CPU, where that is
       the fastest, and 4 elsewhere.
     chunk: positions whose logits are held at a time.
     backend: attention backend; "auto" takes the one of this machine.
-
-  Raises:
-    ValueError: unless 1 <= stride <= short_len.
   """
-  windows.check_window(short_len=short_len, stride=stride)
   if backend == "auto":
     backend = attention.choose_backend(model.config, dtype=model.dtype)
   ways = sharding.batch_ways(model.mesh)
@@ -258,19 +248,18 @@ def make_scorer(
 
   @functools.partial(jax.jit, static_argnums=3, out_shardings=whole)
   def window_pass(params, ids, lengths, prefix_len):
-    first = prefix_len + short_len
+    first = prefix_len + windows.short_len
     return log_probs_of(
       params,
       ids[:, :-1],
       lengths,
       ids[:, first:],
-      (first - 1, first + stride - 1),
+      (first - 1, first + windows.stride - 1),
     )
 
   return Scorer(
     model=model,
-    short_len=short_len,
-    stride=stride,
+    windows=windows,
     long_batch=ways,
     window_batch=window_batch * ways,
     usage=Usage(),

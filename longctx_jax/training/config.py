@@ -12,6 +12,8 @@ from ml_collections import ConfigDict
 
 from longctx_jax.model import parameters
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime import settings
 from longctx_jax.training import data, optimizer, step
 from longctx_jax.training.context import rope_override
@@ -64,11 +66,9 @@ def data_config(
   windowed = loss.weights != "none"
   return data.DataConfig(
     **fields,
-    short_len=loss.short_len if windowed else 0,
-    stride=loss.stride if windowed else 0,
+    windows=Windows(loss.short_len, loss.stride) if windowed else None,
+    thresholds=Thresholds(loss.alpha, loss.beta),
     gamma=loss.gamma,
-    alpha=loss.alpha,
-    beta=loss.beta,
   )
 
 

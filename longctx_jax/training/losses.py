@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from longctx_jax.model import log_probs, sharding
 from longctx_jax.paper import contrast
+from longctx_jax.paper.contrast import Thresholds
 
 
 def weighted_nll(
@@ -69,7 +70,7 @@ def longce(
   weights = contrast.longce_weights(
     long_log_probs, short_log_probs, short_mask, gamma=gamma, floor=floor
   )
-  return weighted_nll(long_log_probs, weights, loss_mask)
+  return weighted_nll(long_log_probs, jax.lax.stop_gradient(weights), loss_mask)
 
 
 def fused_weighted_nll(
@@ -122,8 +123,7 @@ def fused_longce(
   *,
   gamma: float,
   floor: float = 0.0,
-  alpha: float = 2.0,
-  beta: float = -2.0,
+  thresholds: Thresholds,
   softcap: float = 0.0,
   chunk: int,
 ) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, Array]]:
@@ -139,8 +139,7 @@ def fused_longce(
     loss_mask: nonzero where the target bears loss [B, T].
     gamma: cap on the weight (paper: 5).
     floor: lower clip of the weight; the paper has none (0).
-    alpha: LSD threshold of what `sums` counts as key, nats.
-    beta: LCL threshold of the same, nats.
+    thresholds: of what `sums` counts as key.
     softcap: cap of the final logits (Gemma 2); 0 is none.
     chunk: positions of each row whose logits are held at a time.
 
@@ -162,9 +161,7 @@ def fused_longce(
     (short_log_probs, short_mask),
   )
   scored = loss_mask & short_mask
-  key = scored & contrast.key_token_mask(
-    log_p, short_log_probs, alpha=alpha, beta=beta
-  )
+  key = scored & contrast.key_token_mask(log_p, short_log_probs, thresholds)
   clipped = scored & (weights >= jnp.float32(gamma))
   sums = _sums(total, log_p, weights, loss_mask, scored, clipped, key)
   return total, sums["targets"], sums

@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from longctx_jax.model import log_probs, parameters, partition, sharding
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.paper import windows
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.training import losses
 from longctx_jax.training.state import TrainState
 
@@ -63,7 +64,8 @@ class LossConfig:
       raise ValueError(
         f"weights={self.weights!r} is not one of {', '.join(WEIGHTS)}"
       )
-    windows.check_window(short_len=self.short_len, stride=self.stride)
+    # Raise for what neither can be.
+    _ = self.windows, self.thresholds
     if not (self.gamma > 0 and 0 <= self.weight_floor <= self.gamma):
       raise ValueError(
         f"gamma={self.gamma}, weight_floor={self.weight_floor}: weights need "
@@ -80,6 +82,16 @@ class LossConfig:
       raise ValueError(
         f"window_batch={self.window_batch} must be positive, or 0: automatic"
       )
+
+  @property
+  def windows(self) -> Windows:
+    """Of the short contexts."""
+    return Windows(self.short_len, self.stride)
+
+  @property
+  def thresholds(self) -> Thresholds:
+    """Of the key tokens that are counted."""
+    return Thresholds(self.alpha, self.beta)
 
 
 def make_train_step(
@@ -234,8 +246,7 @@ def _gradients(params, batch, *, model, loss, backend, remat):
         batch["loss_mask"],
         gamma=loss.gamma,
         floor=loss.weight_floor,
-        alpha=loss.alpha,
-        beta=loss.beta,
+        thresholds=loss.thresholds,
         **head_options,
       )
     else:
@@ -302,7 +313,7 @@ def short_pass(
   short = jnp.zeros((rows, length), jnp.float32)
   if not count:
     return short, jnp.zeros(short.shape, bool)
-  ids = _cut_windows(batch, loss.short_len + loss.stride)
+  ids = _cut_windows(batch, loss.windows.length)
   lengths = score_end - starts
   log_p = _score_windows(params, ids, lengths, model, loss, backend)
   # Target t is id t + 1; what is not scored goes past the end and is dropped.

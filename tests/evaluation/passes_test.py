@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import manifests
 from support.checks import one_device_mesh
 
 from longctx_jax import testing
 from longctx_jax.evaluation import passes
 from longctx_jax.evaluation.results import DocumentResult
-from longctx_jax.key_tokens import record
+from longctx_jax.key_tokens import record, slices
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import finder, protocol, scorer
 from longctx_jax.text import corpus
 from longctx_jax.text.tokenizer import TextTokenizer
 
 TEXT = testing.synthetic_document(5, num_words=24)
-SHORT_LEN, STRIDE = 16, 8
+WINDOWS = Windows(16, 8)
 
 
 def keys_of_spans(spans, text, **changes):
@@ -35,9 +38,7 @@ def keys_of_spans(spans, text, **changes):
     offsets=None,
     long_log_probs=None,
     short_log_probs=None,
-    alpha=2.0,
-    beta=-2.0,
-    manifest={"detail": "spans"},
+    manifest=slices.PUBLISHED,
   )
   made = record.make_key_tokens(**fields | changes)
   spans = np.array(spans, np.int64).reshape(-1, 2)
@@ -160,7 +161,7 @@ def test_the_first_token_is_scored_behind_a_bos(
   model, protocol_name, unscorable
 ):
   """Cases A8."""
-  manifest = {"protocol": protocol_name, "detail": "spans"}
+  manifest = dataclasses.replace(slices.PUBLISHED, protocol=protocol_name)
   keys = keys_of_spans([(0, 3)], TEXT, manifest=manifest)
   _, _, (done,) = evaluate(model, keys)
   assert done.result.n_unscorable_key == unscorable
@@ -248,11 +249,9 @@ def find(model, text=TEXT, *, protocol_name="strict", max_length=4096):
   """Key tokens as the model would find them, with log-probs made up."""
   manifest = finder.make_manifest(
     model,
-    short_len=SHORT_LEN,
-    stride=STRIDE,
-    alpha=2.0,
-    beta=-2.0,
-    protocol_name=protocol_name,
+    windows=WINDOWS,
+    thresholds=Thresholds(2.0, -2.0),
+    protocol=protocol_name,
     max_length=max_length,
     over_length="truncate_end",
     detail="tokens",
@@ -299,10 +298,7 @@ def test_the_evaluators_own_pass_is_taken(model):
 def test_a_document_that_needs_no_pass_is_not_kept_waiting(model):
   """Nor does it wait in memory for the end of the corpus."""
   keys = [find(model), find(model, "")]
-  run = passes.Evaluation(
-    scorer.make_scorer(model, short_len=SHORT_LEN, stride=STRIDE),
-    keys[0].manifest,
-  )
+  run = passes.Evaluation(scorer.make_scorer(model, WINDOWS), keys[0].manifest)
   taken = []
 
   def pairs():
@@ -351,7 +347,7 @@ def test_any_other_model_runs(model, change):
   changed = {
     name
     for name, value in finder.identity(other).items()
-    if value != keys.manifest[name]
+    if value != getattr(keys.manifest, name)
   } - {"evaluator"}
   assert changed == {
     "tokenizer_fingerprint" if change == "tokenizer" else change
@@ -388,12 +384,12 @@ def test_the_same_model_runs_where_it_reads_other_ids(
 
 def test_a_store_without_all_log_probs_or_facts_is_not_reused(model):
   keys = find(model)
-  slices = {"protocol": "strict", "detail": "spans"}
-  for manifest in (keys.manifest | {"detail": "keys"}, slices):
+  published = dataclasses.replace(slices.PUBLISHED, protocol="strict")
+  for manifest in (manifests.changed(keys.manifest, detail="keys"), published):
     changed = dataclasses.replace(keys, manifest=manifest)
     run, recorder, _ = evaluate(model, changed)
     assert len(recorder.read) == 1 and run.reused == 0
-    assert run.self_evaluated == (manifest is not slices)
+    assert run.self_evaluated == (manifest is not published)
 
 
 def test_a_shorter_context_cuts_or_skips(model):

@@ -16,7 +16,7 @@ from support.checks import one_device_mesh
 from longctx_jax import longppl, testing
 from longctx_jax.evaluation import passes, results
 from longctx_jax.model.transformer import Transformer
-from longctx_jax.paper import windows
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import protocol
 from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.text.tokenizer import OffsetsUnusable, TextTokenizer
@@ -193,7 +193,7 @@ class StubScorer:
 @pytest.mark.parametrize("with_bos", [-4.0, -6.0])
 def test_a_nat_per_token_is_tolerated(with_bos):
   scorer = StubScorer(WITH_BOS, with_bos=with_bos, without=-5.0)
-  protocol.check_bos(scorer, "ab" * 20)
+  protocol.check_bos(scorer, ["ab" * 20])
   assert len(scorer.read) == 2
 
 
@@ -205,14 +205,14 @@ def test_more_than_a_nat_per_token_is_refused_with_both_numbers(with_bos):
     ValueError,
     match=f"stub needs its BOS.* 512 targets.*{with_bos}.*-5.00.*'strict'",
   ):
-    protocol.check_bos(scorer, "ab" * 400)
+    protocol.check_bos(scorer, ["ab" * 400])
   assert sorted(map(len, scorer.read)) == [513, 514]
 
 
 def test_no_more_is_read_than_the_model_can():
   scorer = StubScorer(WITH_BOS, with_bos=-5.0, without=-5.0)
   scorer.model.config.max_position = 300
-  protocol.check_bos(scorer, "ab" * 400)
+  protocol.check_bos(scorer, ["ab" * 400])
   assert sorted(map(len, scorer.read)) == [299, 300]
 
 
@@ -222,7 +222,7 @@ def test_no_more_is_read_than_the_model_can():
 def test_nothing_is_checked_where_there_is_no_bos_to_miss(tokenizer, text):
   """Cases A13."""
   scorer = StubScorer(tokenizer, with_bos=0.0, without=-9.0)
-  protocol.check_bos(scorer, text)
+  protocol.check_bos(scorer, [text])
   assert not scorer.read
 
 
@@ -234,7 +234,7 @@ def test_nothing_is_checked_where_there_is_no_bos_to_miss(tokenizer, text):
 def test_the_windows_suggested_to_a_short_document_fit(n, short_len, stride):
   """Cases C2."""
   assume(stride <= short_len and n <= short_len + stride)
-  message = protocol.explain_too_short(n, short_len=short_len, stride=stride)
+  message = protocol.explain_too_short(n, Windows(short_len, stride))
   assert f"of {n} ids" in message
   assert f"more than {short_len + stride}" in message
   suggestion = re.search(
@@ -243,7 +243,7 @@ def test_the_windows_suggested_to_a_short_document_fit(n, short_len, stride):
   assert (suggestion is None) == (n <= 3)
   if suggestion:
     short_len, stride, eligible = map(int, suggestion.groups())
-    plan = windows.plan_windows(n, short_len=short_len, stride=stride)
+    plan = Windows(short_len, stride).plan(n)
     later = slice(1, None)
     scored = plan.score_end[later] - plan.score_start[later]
     assert 0 < eligible == scored.sum()
@@ -302,14 +302,14 @@ def test_paper_stops_at_a_model_that_needs_its_bos(needs_bos, parrot):
   numbers = f"119 targets.*{with_bos:.2f} nats with.*{-np.log(263):.2f} without"
   with pytest.raises(ValueError, match=numbers):
     longppl.find_key_tokens(RUNS, needs_bos, **WINDOWS)
-  protocol.check_bos(scorer_lib.make_scorer(parrot, **WINDOWS), RUNS)
+  protocol.check_bos(scorer_lib.make_scorer(parrot, Windows(**WINDOWS)), [RUNS])
 
 
 def test_paper_windows_without_bos_make_most_tokens_key(
   needs_bos, parrot, monkeypatch
 ):
   """Cases A14: the reference's result, with a warning."""
-  monkeypatch.setattr(protocol, "check_bos", lambda scorer, text: None)
+  monkeypatch.setattr(protocol, "check_bos", lambda scorer, texts: None)
   keys = longppl.find_key_tokens(RUNS, needs_bos, **WINDOWS)
   ids = np.array([BOS, *byte_ids(RUNS)])
   long = definition.log_probs(parrot, ids)

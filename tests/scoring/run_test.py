@@ -234,7 +234,7 @@ def test_overwrite_starts_anew(tmp_path, config, scorers):
   config.data.row_range = (0, 2)
   store = run_lib.score_corpus(config, workdir=tmp_path, overwrite=True)
   assert len(store) == 2 and passed(scorers[-1:]) > 0
-  assert store.manifest["alpha"] == 1.0
+  assert store.manifest.thresholds.alpha == 1.0
 
 
 def test_a_changed_text_is_refused_where_it_was_scored(tmp_path, config):
@@ -249,7 +249,7 @@ def test_other_thresholds_need_no_new_pass(tmp_path, config, scorers):
   loose = run_lib.score_corpus(config, workdir=tmp_path)
   config.longppl.alpha = 1.0
   strict = run_lib.score_corpus(config, workdir=tmp_path)
-  assert passed(scorers[-1:]) == 0 and strict.manifest["alpha"] == 1.0
+  assert passed(scorers[-1:]) == 0 and strict.manifest.thresholds.alpha == 1.0
   for a, b in zip(loose, strict, strict=True):
     lsd = a.long_log_probs - a.short_log_probs
     assert 0 < b.key_mask.sum() < a.key_mask.sum()

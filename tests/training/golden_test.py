@@ -12,6 +12,7 @@ import longctx_jax as lc
 from longctx_jax.experiments import demo
 from longctx_jax.model import parameters
 from longctx_jax.paper import contrast
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.training import state as state_lib
 from longctx_jax.training import step as step_lib
@@ -85,7 +86,7 @@ def check_weights(model, loss, batch, stored):
     )
   )(model.params)
   ids = stored["input_ids"].astype(np.int32)
-  scorer = scorer_lib.make_scorer(model, short_len=K, stride=D)
+  scorer = scorer_lib.make_scorer(model, Windows(K, D))
   (scores,) = scorer.score_long([scorer_lib.Job("document", ids)])
   np.testing.assert_allclose(-scores.long, stored["nll"], rtol=0, atol=5e-4)
   weights = contrast.longce_weights(scores.long[None], short, mask, gamma=GAMMA)

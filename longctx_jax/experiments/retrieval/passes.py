@@ -98,15 +98,15 @@ class Passes:
       )
       return long, short, mask
 
-    window = dict(short_len=loss.short_len, stride=loss.stride)
-    return self._over(documents, ("contrast", loss), contrast, params, **window)
+    key = "contrast", loss
+    return self._over(documents, key, contrast, params, loss.windows)
 
-  def _over(self, documents, key, function, params, **window):
+  def _over(self, documents, key, function, params, windows=None):
     """A pass over documents, some at a time, put together on the host."""
     outs = []
     for first in range(0, len(documents), _ROWS):
       part = documents.take(first, min(first + _ROWS, len(documents)))
-      batch = part.batch(**window)
+      batch = part.batch(windows=windows)
       outs.append(self._get(key, function, params, batch)(params, batch))
     return tuple(np.concatenate(part) for part in zip(*outs, strict=True))
 

@@ -229,7 +229,7 @@ class Starts:
       documents = self._make(
         rng, count=data.batch_size, seq_len=data.seq_len, **kinds
       )
-      batch = documents.batch(short_len=loss.short_len, stride=loss.stride)
+      batch = documents.batch(windows=loss.windows)
       step = passes.step(
         state, batch, loss=loss, rule=rule, total=evaluator.steps
       )
