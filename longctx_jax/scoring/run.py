@@ -68,9 +68,10 @@ def score_corpus(
       finder_lib.prepare(document, model.tokenizer, manifest)
   folder = pathlib.Path(workdir) / "key_tokens"
   writer = store_lib.open_writer(folder, manifest, overwrite=overwrite)
-  _log_size(documents, manifest)
+  _log_size(documents, writer.manifest)
   scorer = setup.make_scorer(config, model)
-  finder = finder_lib.Finder(scorer, manifest)
+  # Under the store's own thresholds, whose scores need the ids.
+  finder = finder_lib.Finder(scorer, writer.manifest)
   progress = Progress("score", documents.count, scorer.usage)
   pending: list[KeyTokens] = []
   last_write = time.monotonic()

@@ -256,6 +256,21 @@ def test_other_thresholds_need_no_new_pass(tmp_path, config, scorers):
     np.testing.assert_array_equal(b.key_mask, lsd > 1)
 
 
+def test_a_store_resumed_under_other_thresholds_lacks_nothing(tmp_path, config):
+  """Its rows are those of a run in one go, scores that need the ids too."""
+  whole = run_lib.score_corpus(config, workdir=tmp_path / "whole")
+  config.data.row_range = (0, 2)
+  run_lib.score_corpus(config, workdir=tmp_path / "resumed")
+  config.data.row_range = (0, 0)
+  config.longppl.alpha = 1.0
+  run_lib.score_corpus(config, workdir=tmp_path / "resumed")
+  resumed = store_lib.read_store(tmp_path / "resumed")
+  assert resumed.manifest.thresholds == whole.manifest.thresholds
+  for a, b in zip(whole, resumed, strict=True):
+    assert a.scores == b.scores
+    assert a.scores["n_mirror"] is not None
+
+
 @pytest.mark.parametrize("detail", ["keys", "scores"])
 def test_less_detail_keeps_scores_and_columns(tmp_path, config, detail):
   """Case L7: columns of the corpus pass through beside the scores."""
