@@ -189,7 +189,7 @@ def test_one_place_compiles():
   and what makes parameters, and moves them to the devices and back.
   """
   compiles = (
-    "scoring.scorer model.attention checkpoints.placement "
+    "scoring.scorer scoring.paper_step model.attention checkpoints.placement "
     "checkpoints.export training.run training.state"
   )
   for name, path in MODULES.items():

@@ -151,6 +151,7 @@ def open_weights(path, found=None, **changes):
 )
 def test_weights_are_the_definition_of_their_form(make_store, form, thresholds):
   """Another tokenizer: words of the evaluator, bytes of the model."""
+  alpha, beta = thresholds
   path = make_store()
   store = store_lib.read_store(f"{path}/key_tokens")
   weights = open_weights(path, form=form, thresholds=Thresholds(*thresholds))
