@@ -104,6 +104,6 @@ def evaluate_log_probs(
   pooled = results.summarise(
     found,
     protocol_name=store.manifest["protocol"],
-    self_evaluated=False,
+    self_evaluated=passes.has_evaluators_name(store.manifest, foreign.name),
   )
   return pooled, scores

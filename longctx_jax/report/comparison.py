@@ -29,12 +29,14 @@ class Row:
   """One model of the comparison; None where a number is missing.
 
   `ratio` is LongPPL over the baseline's on the documents that hold key tokens
-  of both, with its paired interval.
+  of both, with its paired interval. `longppl_ci95_reason` is what the interval
+  speaks of, where not of documents like these, or why there is none.
   """
 
   name: str
   longppl: float | None
   longppl_ci95: tuple[float, float] | None
+  longppl_ci95_reason: str
   ppl: float | None
   ppl_ci95: tuple[float, float] | None
   n_key_tokens: int | None
@@ -76,7 +78,6 @@ def comparison_rows(
   *,
   baseline: str = "",
   force: bool = False,
-  seed: int = 0,
 ) -> list[Row]:
   """Rows in the order of the table: by LongPPL, self-evaluated models last.
 
@@ -84,7 +85,6 @@ def comparison_rows(
     results: as `files.load_results` returns them.
     baseline: name of the model to divide by; "" for none.
     force: compare results that were not made alike.
-    seed: of the bootstrap intervals.
 
   Raises:
     NotComparable: see `check_comparable`.
@@ -105,7 +105,7 @@ def comparison_rows(
       "is True), which bounds its LongPPL: name a model that did not, or pass "
       "force to divide by it all the same."
     )
-  rows = [_row(result, by_name.get(baseline), seed) for result in results]
+  rows = [_row(result, by_name.get(baseline)) for result in results]
   return sorted(
     rows,
     key=lambda row: (
@@ -123,7 +123,6 @@ def compare_table(
   fmt: str,
   baseline: str = "",
   force: bool = False,
-  seed: int = 0,
 ) -> str:
   """The comparison as text, markdown, csv (full precision) or latex.
 
@@ -131,7 +130,7 @@ def compare_table(
   LongPPL is bounded by construction and ranks against nothing. Arguments and
   errors as `comparison_rows` and `tables.format_table`.
   """
-  rows = comparison_rows(results, baseline=baseline, force=force, seed=seed)
+  rows = comparison_rows(results, baseline=baseline, force=force)
   if fmt == "csv":
     return _csv(rows, baseline)
   return tables.format_table(
@@ -173,15 +172,16 @@ def ratio_text(row: Row, baseline: str) -> str:
   if row.ratio is None or row.name == baseline:
     return "-" if row.ratio is None else "1"
   bounds = ", ".join(f"{bound:.3f}" for bound in row.ratio_ci95 or ())
-  return f"{row.ratio:.3f} [{bounds}]" if bounds else f"{row.ratio:.3f}"
+  return f"{row.ratio:.3f} " + (f"[{bounds}]" if bounds else "(few texts)")
 
 
-def interval_text(interval: Sequence[float | None] | None) -> str:
-  """An interval for the eye, "-" for None."""
-  if interval is None:
-    return "-"
-  low, high = interval
-  return f"[{ppl_text(low)}, {ppl_text(high)}]"
+def interval_text(row: Row) -> str:
+  """The interval of LongPPL for the eye, and what it speaks of if not all."""
+  label = row.longppl_ci95_reason.replace("_", " ")
+  if row.longppl_ci95 is None:
+    return label if label and row.longppl is not None else "-"
+  low, high = map(ppl_text, row.longppl_ci95)
+  return f"[{low}, {high}] {label}".rstrip()
 
 
 def share_text(value: float | None) -> str:
@@ -208,16 +208,17 @@ def _settings(result):
   }
 
 
-def _row(result, baseline, seed):
+def _row(result, baseline):
   ratio, ratio_ci95 = None, None
   if baseline and not result.get("self_evaluated"):
-    ratio, ratio_ci95 = _paired_ratio(result, baseline, seed)
+    ratio, ratio_ci95 = _paired_ratio(result, baseline)
   return Row(
     name=result["name"],
     longppl=result.get("longppl"),
     longppl_ci95=result.get("longppl_ci95"),
+    longppl_ci95_reason=result.get("longppl_ci95_reason") or "",
     ppl=result.get("ppl"),
-    ppl_ci95=_ppl_ci95(result, seed),
+    ppl_ci95=_ppl_ci95(result),
     n_key_tokens=result.get("n_key_tokens"),
     n_key_regions=result.get("n_key_regions"),
     key_coverage=result.get("key_coverage"),
@@ -249,18 +250,28 @@ def _sums(result, prefix):
   return sums, counts.astype(np.int64)
 
 
-def _ppl_ci95(result, seed):
+def _ppl_ci95(result):
   if result.get("ppl") is None or not result.get("documents"):
     return None
   sums, counts = _sums(result, "")
   if result.get("protocol") == "paper":
     sums, counts = perplexity.paper_weighted(sums, counts)
+  sums, counts = intervals.by_text(_texts(result), sums, counts)
   if np.count_nonzero(counts) < intervals.MIN_DOCUMENTS:
     return None
-  return intervals.bootstrap_ci95(sums, counts, seed=seed)
+  return intervals.jackknife_ci95(sums, counts)
 
 
-def _paired_ratio(result, baseline, seed):
+def _texts(result):
+  sums = (*_sums(result, ""), *_sums(result, "key"))
+  # Results of before name no text; equal sums tell its copies.
+  hashes = result["documents"].get("text_sha256")
+  if hashes is None:
+    hashes = [""] * len(sums[0])
+  return intervals.text_labels(hashes, *sums)
+
+
+def _paired_ratio(result, baseline):
   if not result.get("documents") or not baseline.get("documents"):
     return None, None
   _, mine, theirs = np.intersect1d(
@@ -278,10 +289,12 @@ def _paired_ratio(result, baseline, seed):
     - base_sums[shared].sum() / base_counts[shared].sum()
   )
   ratio = float(np.exp(difference))
-  if shared.sum() < intervals.MIN_DOCUMENTS:
+  texts = _texts(result)[mine][shared]
+  if np.unique(texts).size < intervals.MIN_DOCUMENTS:
     return ratio, None
+  each = (sums, counts, base_sums, base_counts)
   interval = intervals.paired_difference_ci95(
-    sums, counts, base_sums, base_counts, seed=seed
+    *intervals.by_text(texts, *(values[shared] for values in each))
   )
   return ratio, tuple(np.exp(interval).tolist())
 
@@ -291,7 +304,7 @@ def _cells(row, baseline):
   return [
     row.name,
     ppl_text(row.longppl),
-    interval_text(row.longppl_ci95),
+    interval_text(row),
     *([ratio_text(row, baseline)] if baseline else []),
     ppl_text(row.ppl),
     count_text(row.n_key_tokens),

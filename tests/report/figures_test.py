@@ -15,7 +15,8 @@ from longctx_jax.report.comparison import Row
 def make_row(name, longppl, ppl, **fields):
   return Row(
     **dict(
-      name=name, longppl=longppl, longppl_ci95=None, ppl=ppl, ppl_ci95=None,
+      name=name, longppl=longppl, longppl_ci95=None,
+      longppl_ci95_reason="", ppl=ppl, ppl_ci95=None,
       n_key_tokens=1, n_key_regions=1, key_coverage=1.0,
       top5_documents_share=1.0, ratio=None, ratio_ci95=None,
       self_evaluated=False, notes=(),
