@@ -127,7 +127,7 @@ def run_demo(
   return f"{demo_table(results)}\n\n{explanation}"
 
 
-def _candidate(model: LoadedModel, window: int, sink_len: int):
+def _candidate(model: LoadedModel, window: int, sink_len: int) -> run.Candidate:
   limited = model
   if window:
     limited = model.with_attention(window=window, sink_len=sink_len)
@@ -138,18 +138,18 @@ def demo_table(results: list[dict[str, Any]]) -> str:
   """The rows in the order given, each beside the first."""
   full = results[0]
 
-  def ratio(result, name):
+  def ratio(result: dict[str, Any], name: str) -> str:
     if result[name] is None or full[name] is None:
       return ""
     return f"x {result[name] / full[name]:,.2f}"
 
-  def interval(result):
+  def interval(result: dict[str, Any]) -> str:
     if result["longppl_ci95"] is None:
       return result["longppl_ci95_reason"]
     low, high = result["longppl_ci95"]
     return f"[{low:,.2f}, {high:,.2f}]"
 
-  def number(value):
+  def number(value: float | None) -> str:
     return "none" if value is None else f"{value:,.2f}"
 
   rows = [
