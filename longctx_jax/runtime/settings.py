@@ -29,6 +29,17 @@ def _walk(fields, prefix) -> Iterator[tuple[str, Any]]:
       yield prefix + name, value
 
 
+def differences(
+  first: Mapping[str, Any], second: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+  """Fields in which two runs differ: (name, value, other value), to print."""
+  return [
+    (name, _printed(first, name), _printed(second, name))
+    for name in sorted({*first, *second})
+    if name not in first or name not in second or first[name] != second[name]
+  ]
+
+
 def require_same(
   stored: Mapping[str, Any],
   current: Mapping[str, Any],
@@ -46,14 +57,9 @@ def require_same(
     problem: what that is, for the message.
     remedy: what to do, for the message.
   """
-  absent = "not there"
   different = [
-    f"{name} was {_value(stored, name, absent)} and is "
-    f"{_value(current, name, absent)}"
-    for name in sorted({*stored, *current})
-    if name not in stored
-    or name not in current
-    or stored[name] != current[name]
+    f"{name} was {was} and is {now}"
+    for name, was, now in differences(stored, current)
   ]
   if different:
     more = len(different) - _NAMED
@@ -63,5 +69,5 @@ def require_same(
     )
 
 
-def _value(fields, name, absent):
-  return repr(fields[name]) if name in fields else absent
+def _printed(fields: Mapping[str, Any], name: str) -> str:
+  return repr(fields[name]) if name in fields else "not there"

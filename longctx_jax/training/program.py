@@ -14,7 +14,7 @@ from absl import logging
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from longctx_jax.model import attention, sharding
+from longctx_jax.model import defaults, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.training import config as config_lib
 from longctx_jax.training import optimizer
@@ -35,11 +35,12 @@ def compile_step(
     batch: the arrays of a batch, or their shapes with shardings.
   """
   dtype = config_lib.compute_dtype(config)
-  backend = config.model.backend
-  if backend == "auto":
-    backend = attention.choose_backend(
-      model.config, dtype=dtype.name, packed=config.data.packing
-    )
+  backend = defaults.attention_backend(
+    config.model.backend,
+    model.config,
+    dtype=dtype,
+    packed=config.data.packing,
+  )
   step = step_lib.make_train_step(
     model,
     optimizer.make_optimizer(
