@@ -18,7 +18,7 @@ from absl import app, flags
 import longctx_jax as lc
 from longctx_jax.model import sharding
 from longctx_jax.paper import windows
-from longctx_jax.training import optimizer
+from longctx_jax.training import losses, optimizer
 from longctx_jax.training import state as state_lib
 from longctx_jax.training import step as step_lib
 
@@ -59,7 +59,7 @@ def main(argv):
   batch = make_batch(ids, **sizes)
   config = optimizer.OptimizerConfig(learning_rate=2e-5, warmup_steps=0)
   adam = optimizer.make_optimizer(config, 200)
-  loss = step_lib.LossConfig(weights=_WEIGHTS.value, chunk=128, **sizes)
+  loss = losses.LossConfig(weights=_WEIGHTS.value, chunk=128, **sizes)
   step = step_lib.make_train_step(model, adam, loss, compute_dtype=jnp.float32)
   state = state_lib.create(model, adam)
   del model

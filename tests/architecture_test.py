@@ -190,7 +190,7 @@ def test_one_place_compiles():
   """
   compiles = (
     "scoring.scorer scoring.paper_step model.attention checkpoints.placement "
-    "checkpoints.export training.run training.state"
+    "checkpoints.export training.program training.state"
   )
   for name, path in MODULES.items():
     used = {

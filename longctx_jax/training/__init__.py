@@ -1,7 +1,9 @@
 """LongCE and CE: losses, step, data, the run.
 
 Doors, for other rooms:
-  run: trains, or goes on with a training; the jit is there
+  run: trains, or goes on with a training
+  program: the compiled step; the jit is there
+  losses: weighted likelihood losses, and which weights targets carry
   step: one pure training step
   state: what a run carries from step to step
   optimizer: AdamW, schedule, clipping
@@ -10,7 +12,6 @@ Doors, for other rooms:
   metrics: a line per interval, and TensorBoard events
 
 Inside:
-  losses: weighted likelihood losses
   data: batches of shuffled rows, exact to resume
   stored_weights: weights from a key-token store
   context: another RoPE table for the same weights
@@ -18,4 +19,14 @@ Inside:
   config: the settings of the parts
 """
 
-__all__ = ["run", "step", "state", "optimizer", "rows", "checkpoint", "metrics"]
+__all__ = [
+  "run",
+  "program",
+  "losses",
+  "step",
+  "state",
+  "optimizer",
+  "rows",
+  "checkpoint",
+  "metrics",
+]

@@ -7,9 +7,11 @@ and gradients: three products with the head, and [B, T, V] never exists.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,73 @@ from jaxtyping import Array, Bool, Float, Int
 from longctx_jax.model import log_probs, sharding
 from longctx_jax.paper import contrast
 from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
+
+WEIGHTS = ("none", "live", "stored")
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+  """Which weights the targets carry.
+
+  Attributes:
+    weights: "none" (cross-entropy), "live" (LongCE: of the model's own two
+      passes), or "stored" (the batch brings them).
+    short_len: the paper's K, in ids.
+    stride: the paper's d, in ids.
+    gamma: cap on the weight (paper: 5).
+    weight_floor: lower clip of live weights; 0 is none, as in the paper. At 1
+      it keeps locally predictable targets from drifting.
+    alpha: LSD threshold of the key tokens that are counted, nats.
+    beta: LCL threshold of the same, nats.
+    chunk: positions of each row whose logits are held at a time.
+    window_batch: windows per device in the short pass; 0:
+      `defaults.window_batch`.
+  """
+
+  weights: str = "live"
+  short_len: int = 4096
+  stride: int = 1024
+  gamma: float = 5.0
+  weight_floor: float = 0.0
+  alpha: float = 2.0
+  beta: float = -2.0
+  chunk: int = 256
+  window_batch: int = 0
+
+  def __post_init__(self):
+    if self.weights not in WEIGHTS:
+      raise ValueError(
+        f"weights={self.weights!r} is not one of {', '.join(WEIGHTS)}"
+      )
+    # Raise for what neither can be.
+    _ = self.windows, self.thresholds
+    if not (self.gamma > 0 and 0 <= self.weight_floor <= self.gamma):
+      raise ValueError(
+        f"gamma={self.gamma}, weight_floor={self.weight_floor}: weights need "
+        "gamma > 0 and 0 <= weight_floor <= gamma (paper: 5 and 0)"
+      )
+    if self.weight_floor and self.weights != "live":
+      raise ValueError(
+        f"weight_floor={self.weight_floor} with weights={self.weights!r}: "
+        "only live weights have a floor"
+      )
+    if self.chunk < 1:
+      raise ValueError(f"chunk={self.chunk} must be at least 1")
+    if self.window_batch < 0:
+      raise ValueError(
+        f"window_batch={self.window_batch} must be positive, or 0: automatic"
+      )
+
+  @property
+  def windows(self) -> Windows:
+    """Of the short contexts."""
+    return Windows(self.short_len, self.stride)
+
+  @property
+  def thresholds(self) -> Thresholds:
+    """Of the key tokens that are counted."""
+    return Thresholds(self.alpha, self.beta)
 
 
 def weighted_nll(
@@ -167,15 +236,25 @@ def fused_longce(
   return total, sums["targets"], sums
 
 
-def _given(log_p, weights):
+def _given(
+  log_p: Float[Array, "B T"], weights: Float[Array, "B T"]
+) -> Float[Array, "B T"]:
   return weights.astype(jnp.float32)
 
 
-def _count(mask):
+def _count(mask: Bool[Array, "B T"]) -> Float[Array, ""]:
   return jnp.sum(mask, dtype=jnp.float32)
 
 
-def _sums(total, log_p, weights, loss_mask, scored, clipped, key):
+def _sums(
+  total: Float[Array, ""],
+  log_p: Float[Array, "B T"],
+  weights: Float[Array, "B T"],
+  loss_mask: Bool[Array, "B T"],
+  scored: Bool[Array, "B T"],
+  clipped: Bool[Array, "B T"],
+  key: Bool[Array, "B T"],
+) -> dict[str, Array]:
   return {
     "targets": _count(loss_mask),
     "nll": -jnp.sum(jnp.where(loss_mask, log_p, 0.0)),
@@ -212,8 +291,15 @@ def _sweep(
 
 
 def _sweep_forward(
-  weigh, softcap, chunk, hidden, head, targets, loss_mask, columns
-):
+  weigh: Callable[..., Array],
+  softcap: float,
+  chunk: int,
+  hidden: Float[Array, "B T D"],
+  head: Float[Array, "V D"],
+  targets: Int[Array, "B T"],
+  loss_mask: Bool[Array, "B T"],
+  columns: tuple[Array, ...],
+) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
   """The sweep with, as what the backward pass needs, the gradients."""
   batch, length, dim = hidden.shape
   chunk = min(chunk, length)
@@ -224,15 +310,17 @@ def _sweep_forward(
   rows = sharding.BATCH_AXES if shards > 1 else None
   gathered = sharding.constrain(head, "tensor", None)
 
-  def split(x):
+  def split(x: Array) -> Array:
     """[B, T, ...] -> [chunks, B, chunk, ...]."""
     x = jnp.pad(x, ((0, 0), (0, -length % chunk), *((0, 0),) * (x.ndim - 2)))
     return x.reshape(batch, -1, chunk, *x.shape[2:]).swapaxes(0, 1)
 
-  def join(x):
+  def join(x: Array) -> Array:
     return x.swapaxes(0, 1).reshape(batch, -1, *x.shape[3:])[:, :length]
 
-  def of_chunk(d_head, xs):
+  def of_chunk(
+    d_head: Float[Array, "S V D"], xs: tuple[Any, ...]
+  ) -> tuple[Array, tuple[Array, Array, Array]]:
     hidden, targets, loss_mask, columns = xs
     logits = log_probs.soft_cap(
       jnp.einsum(
@@ -276,7 +364,13 @@ def _sweep_forward(
   return (total, log_p, weights), saved
 
 
-def _sweep_backward(weigh, softcap, chunk, saved, cotangents):
+def _sweep_backward(
+  weigh: Callable[..., Array],
+  softcap: float,
+  chunk: int,
+  saved: tuple[Array, Array, Array],
+  cotangents: tuple[Array, Array, Array],
+) -> tuple[Array | None, ...]:
   d_hidden, d_head, like_head = saved
   d_total = cotangents[0]
   return (

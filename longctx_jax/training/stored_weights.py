@@ -23,6 +23,7 @@ from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.paper import contrast
 from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.paper.windows import Windows
+from longctx_jax.runtime import settings
 
 FORMS = ("hard", "soft")
 _SAMPLED_CHUNKS = 64
@@ -129,18 +130,18 @@ def open_weights(
     raise ValueError(f"stored_form={form!r} is not one of {', '.join(FORMS)}")
   if not gamma >= 1:
     raise ValueError(f"gamma={gamma}: stored weights are from 1 to gamma")
-  _require(
-    store.manifest,
+  _require_manifest(
+    store,
     {"chunk_len": chunk_len, "chunk_tokenizer": tokenizer_fingerprint},
-    "the key-token store cuts documents otherwise",
-    f"Score with --chunk_len {chunk_len} and --chunk_tokenizer of the model in "
-    "training",
+    problem="cuts documents otherwise",
+    remedy=f"Score with --chunk_len {chunk_len} and --chunk_tokenizer of the "
+    "model in training",
   )
-  _require(
-    store.manifest,
+  _require_manifest(
+    store,
     dataclasses.asdict(windows) if windows else {},
-    "the key-token store was scored with other windows",
-    "Set the loss to the store's, or score again",
+    problem="was scored with other windows",
+    remedy="Set the loss to the store's, or score again",
   )
   if form == "hard":
     record.require_spans(store.manifest)
@@ -171,19 +172,25 @@ def _weigh(keys: KeyTokens, form: str, gamma: float) -> tuple[Any, Any]:
   return weights, keys.offsets
 
 
-def _require(manifest, expected, problem, remedy):
-  there = manifest.to_json()
-  different = [
-    f"{name} is {there[name] if name in there else 'absent'} there and "
-    f"{value} here"
-    for name, value in expected.items()
-    if name not in there or there[name] != value
-  ]
-  if different:
-    raise ValueError(f"{problem}: {'; '.join(different)}. {remedy}")
+def _require_manifest(
+  store: KeyTokenStore,
+  expected: Mapping[str, Any],
+  *,
+  problem: str,
+  remedy: str,
+) -> None:
+  """Compares some fields of the manifest."""
+  manifest = store.manifest.to_json()
+  settings.require_same(
+    {name: manifest[name] for name in expected if name in manifest},
+    expected,
+    where="the key-token store",
+    problem=problem,
+    remedy=remedy,
+  )
 
 
-def _require_chunks(store, chunks):
+def _require_chunks(store: KeyTokenStore, chunks: Mapping[str, str]) -> None:
   known = store.hashes
   problems = {
     "are missing in it": [i for i in chunks if i not in known],

@@ -13,7 +13,7 @@ from support.checks import one_device_mesh
 
 from longctx_jax import testing
 from longctx_jax.evaluation import passes
-from longctx_jax.evaluation.results import DocumentResult
+from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.key_tokens import record, slices
 from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.paper.windows import Windows
@@ -23,6 +23,7 @@ from longctx_jax.text.tokenizer import TextTokenizer
 
 TEXT = testing.synthetic_document(5, num_words=24)
 WINDOWS = Windows(16, 8)
+PUBLISHED = dataclasses.replace(slices.PUBLISHED, evaluator="E")
 
 
 def keys_of_spans(spans, text, **changes):
@@ -38,7 +39,7 @@ def keys_of_spans(spans, text, **changes):
     offsets=None,
     long_log_probs=None,
     short_log_probs=None,
-    manifest=slices.PUBLISHED,
+    manifest=PUBLISHED,
   )
   made = record.make_key_tokens(**fields | changes)
   spans = np.array(spans, np.int64).reshape(-1, 2)
@@ -96,6 +97,7 @@ def expected_result(text, spans, tokens, log_probs):
     n_eligible=7,
     key_chars=len(characters(spans)),
     covered_chars=len(characters(spans) & characters(record)),
+    text_sha256=corpus.text_sha256(text),
   )
 
 
@@ -161,7 +163,7 @@ def test_the_first_token_is_scored_behind_a_bos(
   model, protocol_name, unscorable
 ):
   """Cases A8."""
-  manifest = dataclasses.replace(slices.PUBLISHED, protocol=protocol_name)
+  manifest = dataclasses.replace(PUBLISHED, protocol=protocol_name)
   keys = keys_of_spans([(0, 3)], TEXT, manifest=manifest)
   _, _, (done,) = evaluate(model, keys)
   assert done.result.n_unscorable_key == unscorable
@@ -384,12 +386,48 @@ def test_the_same_model_runs_where_it_reads_other_ids(
 
 def test_a_store_without_all_log_probs_or_facts_is_not_reused(model):
   keys = find(model)
-  published = dataclasses.replace(slices.PUBLISHED, protocol="strict")
+  published = dataclasses.replace(PUBLISHED, protocol="strict")
   for manifest in (manifests.changed(keys.manifest, detail="keys"), published):
     changed = dataclasses.replace(keys, manifest=manifest)
     run, recorder, _ = evaluate(model, changed)
     assert len(recorder.read) == 1 and run.reused == 0
     assert run.self_evaluated == (manifest is not published)
+
+
+@pytest.mark.parametrize(
+  ("evaluator", "name", "same"),
+  [
+    ("Qwen2-72B-Instruct", "Qwen/Qwen2-72B-Instruct", True),
+    ("qwen2-72b-instruct", "models/Qwen2-72B-Instruct/", True),
+    ("Qwen2-72B-Instruct", "Qwen--Qwen2-72B-Instruct", True),
+    ("Qwen2-72B-Instruct", "Qwen/Qwen2-72B", False),
+  ],
+)
+def test_slice_files_are_known_by_their_evaluators_name(
+  model, evaluator, name, same
+):
+  """They name no weights, so a result of their evaluator is a finding of it."""
+  manifest = dataclasses.replace(PUBLISHED, evaluator=evaluator)
+  renamed = dataclasses.replace(model, name=name)
+  run = passes.Evaluation(Recorder(renamed), manifest)
+  assert run.self_evaluated == same
+  known = dataclasses.replace(manifest, detail="tokens", checksum="other")
+  assert not passes.Evaluation(Recorder(renamed), known).self_evaluated
+
+
+def test_losses_are_compared_where_both_models_have_the_target():
+  """Places that one of the two lacks, and infinite losses, tell nothing."""
+  keys = record.make_key_tokens(
+    doc_id="d", doc_index=0, text_sha256="", n_chars=9, n_tokens=5,
+    n_tokens_full=5, n_eligible=5, offsets=[(0, 1), (1, 3), (3, 4), (4, 6),
+    (6, 9)], long_log_probs=[-1.0, -2.0, -4.0, -np.inf, -8.0],
+    short_log_probs=[-9.0] * 5, manifest=manifests.make(),
+  )  # fmt: skip
+  result = passes.document_result(
+    keys, "abcdefghi", np.array([(1, 3), (3, 4), (4, 6), (6, 8), (8, 9)]),
+    np.array([-2.5, -3.0, -1.0, -1.0, -1.0]),
+  )  # fmt: skip
+  assert (result.shared_nll_sum, result.shared_gap_sum) == (6.0, 1.5)
 
 
 def test_a_shorter_context_cuts_or_skips(model):

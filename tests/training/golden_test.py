@@ -14,6 +14,7 @@ from longctx_jax.model import parameters
 from longctx_jax.paper import contrast
 from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer as scorer_lib
+from longctx_jax.training import losses
 from longctx_jax.training import state as state_lib
 from longctx_jax.training import step as step_lib
 
@@ -48,7 +49,7 @@ def test_a_step_has_the_references_loss_and_gradient(
   path = golden_dir / "golden" / f"{name}.n2048.json"
   facts = json.loads(path.read_text())
   stored = dict(np.load(path.with_suffix(".npz")))
-  loss = step_lib.LossConfig(
+  loss = losses.LossConfig(
     weights=weights, short_len=K, stride=D, gamma=GAMMA, chunk=128
   )
   step = step_lib.make_train_step(

@@ -16,7 +16,7 @@ from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.training import context, optimizer
 from longctx_jax.training import state as state_lib
 from longctx_jax.training import step as step_lib
-from longctx_jax.training.step import LossConfig
+from longctx_jax.training.losses import LossConfig
 
 K, D = 8, 3
 LIVE = LossConfig(weights="live", short_len=K, stride=D, chunk=5)
