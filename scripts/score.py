@@ -3,24 +3,28 @@ r"""Scores a corpus with an evaluator: key tokens and long-context scores.
   python scripts/score.py --model Qwen/Qwen3-8B --data 'docs/*.parquet' \
     --text_column text --workdir runs/keys
 
-The same command goes on where a run was stopped.
+The same command goes on where a run was stopped. A job array shares the work
+with --shard auto; --shard 0/8 to 7/8 are eight processes by hand.
 """
+
+import os
 
 from absl import flags
 
 from longctx_jax import commands
+from longctx_jax.runtime import shards
 from longctx_jax.scoring import run
 
 _CONFIG = commands.define_config("longppl.py")
 _FIELDS = commands.define_data_flags()
-_WORKDIR = flags.DEFINE_string(
-  "workdir", None, "holds all output", required=True
-)
+_WORKDIR = flags.DEFINE_string("workdir", None, "all output", required=True)
 _MODEL = flags.DEFINE_string("model", None, "folder, hub id or .gguf file")
 _COLUMNS = flags.DEFINE_list("columns", None, "columns that pass through")
 _CHUNK = flags.DEFINE_integer("chunk_len", None, "cut as training cuts: T")
 _CUTTER = flags.DEFINE_string("chunk_tokenizer", None, "whose ids T counts")
 _DETAIL = flags.DEFINE_string("detail", None, "tokens, keys or scores")
+_SHARD = flags.DEFINE_string("shard", "0/1", "of the documents: i/n, auto")
+_PRUNE = flags.DEFINE_bool("prune", False, "remove what --data lacks")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the store anew")
 
 
@@ -38,7 +42,11 @@ def main():
     },
   )
   store = run.score_corpus(
-    config, workdir=_WORKDIR.value, overwrite=_OVERWRITE.value
+    config,
+    workdir=_WORKDIR.value,
+    overwrite=_OVERWRITE.value,
+    shard=shards.parse(_SHARD.value, os.environ),
+    prune=_PRUNE.value,
   )
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
   if config.data.chunk_len:
