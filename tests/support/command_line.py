@@ -111,6 +111,10 @@ def _serve():
   # That a fork of a process with threads is unsafe; here none runs yet.
   warnings.simplefilter("ignore")
 
+  from longctx_jax import commands  # noqa: F401
+  from longctx_jax.evaluation import run  # noqa: F401
+  from longctx_jax.report import page  # noqa: F401
+
   finished = [_fork(*command) for command in json.load(sys.stdin)]
   print(json.dumps(finished))
 
