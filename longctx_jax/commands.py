@@ -154,10 +154,12 @@ def read_models(names: list[str] | None, path: str) -> list[str] | None:
 
   Raises:
     FileNotFoundError: no such file.
+    ValueError: the file is no text.
   """
   found = list(names or [])
   if path:
-    lines = pathlib.Path(path).read_text().splitlines()
+    with failures.naming(path):
+      lines = pathlib.Path(path).read_text().splitlines()
     found += [
       line.strip()
       for line in lines

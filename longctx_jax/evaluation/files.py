@@ -9,14 +9,13 @@ import pathlib
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longctx_jax.evaluation.passes import Evaluated
 from longctx_jax.evaluation.results import DocumentResult, LongPplResult
-from longctx_jax.runtime import settings
+from longctx_jax.runtime import failures, settings, urls
 
 
 def load_results(workdir: str | Path) -> list[dict[str, Any]]:
@@ -29,8 +28,9 @@ def load_results(workdir: str | Path) -> list[dict[str, Any]]:
   Raises:
     ValueError: there are no results, or a file is no JSON object with a name.
   """
-  files, root = fsspec.core.url_to_fs(str(workdir))
-  paths = sorted(files.glob(f"{root}/results/*.json"))
+  files, root = urls.open_file_system(workdir)
+  with urls.reaching(workdir):
+    paths = sorted(files.glob(f"{root}/results/*.json"))
   if not paths:
     raise ValueError(
       f"no results in {workdir}/results: run scripts/eval.py with this workdir "
@@ -42,14 +42,15 @@ def load_results(workdir: str | Path) -> list[dict[str, Any]]:
 def _load_result(files, root, path):
   try:
     result = json.loads(files.cat_file(path))
-  except json.JSONDecodeError as error:
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
     raise ValueError(f"{path} is no JSON: {error}. Evaluate again.") from error
   if not isinstance(result, dict) or "name" not in result:
     raise ValueError(f"{path} is no result: it has no field 'name'.")
   documents = f"{root}/documents/{Path(path).stem}.parquet"
   columns = {}
   if files.exists(documents):
-    table = pq.read_table(documents, filesystem=files)
+    with failures.naming(documents):
+      table = pq.read_table(documents, filesystem=files)
     columns = {
       name: table[name].to_numpy(zero_copy_only=False)
       for name in table.column_names

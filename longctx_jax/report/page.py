@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from longctx_jax.report import comparison, figures, heatmap
 from longctx_jax.report.comparison import Result
+from longctx_jax.runtime import urls
 
 _EXCERPT_CHARS = 1200
 _CARD_PLOT = 440
@@ -151,6 +152,7 @@ def _plot(rows, **options):
 
 
 def _write(template, output, **values):
+  urls.require_local(output, flag="output")
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,

@@ -13,19 +13,36 @@ _FULL_TEXT = re.compile(
   r"No space left on device|[Dd]isk quota exceeded|os error 28\b"
 )
 # Packages whose errors speak of what they were given, and share no class.
-_READERS = ("pyarrow", "safetensors", "fsspec", "huggingface_hub", "httpx")
+_READERS = ("fsspec", "huggingface_hub", "httpx", "requests", "aiohttp")
+_PARSERS = ("pyarrow", "json", "_csv", "csv", "safetensors_rust", "safetensors")
 _LENGTH = 600  # characters of a sentence
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-  """Names the file in an OSError that names none, as that of a full disk."""
+  """Names the file in errors that speak of one and do not say of which.
+
+  Those are what the system says of a full disk, and what parsers say.
+
+  Args:
+    path: the file that is read or written inside.
+
+  Raises:
+    ValueError: in place of a parser's error.
+  """
   try:
     yield
   except OSError as error:
     if error.errno and error.filename is None:
       error.filename = str(path)
     raise
+  except Exception as error:
+    parsers = isinstance(error, UnicodeDecodeError | EOFError)
+    if not parsers and _package(error) not in _PARSERS:
+      raise
+    raise ValueError(
+      f"{path} is damaged, or of another kind: {_line(error)}"
+    ) from error
 
 
 def explain(error: BaseException) -> str:
@@ -46,11 +63,7 @@ def explain(error: BaseException) -> str:
         f"{name}: no space left on the disk. Free some, and the same command "
         "goes on"
       )
-  text = " ".join(str(error).split())
-  if len(text) > _LENGTH:
-    text = f"{text[:_LENGTH]} ..."
-  name = type(error).__name__
-  package = type(error).__module__.partition(".")[0]
+  text, name = _line(error), type(error).__name__
   if isinstance(error, ImportError):
     own = (error.name or "").startswith("longctx_jax")
     return "" if own else f"a package is missing or does not load: {text}"
@@ -64,7 +77,16 @@ def explain(error: BaseException) -> str:
     )
   if isinstance(error, ValueError | OSError):
     return text or name
-  return f"{name}: {text}" if package in _READERS else ""
+  return f"{name}: {text}" if _package(error) in (*_PARSERS, *_READERS) else ""
+
+
+def _package(error: BaseException) -> str:
+  return type(error).__module__.partition(".")[0]
+
+
+def _line(error: BaseException) -> str:
+  text = " ".join(str(error).split())
+  return text if len(text) <= _LENGTH else f"{text[:_LENGTH]} ..."
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
