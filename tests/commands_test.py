@@ -152,7 +152,7 @@ MISTAKES = {
   ),
   "a JSON file of another form": (
     [SCORE, "--workdir=w", "--data=r/results/a.json", "--model=m0"],
-    "a.json has no column 'text'; it has: name",
+    "a.json has no column 'text'; it has: name, reason",
   ),
   "an array that is cut off": (
     [SCORE, "--workdir=w", "--data=cut.json", "--model=m0"],
@@ -191,7 +191,9 @@ def finished(tmp_path_factory):
   (folder / "junk.bin").write_bytes(b"\xff\xfe\x00\x81" * 99)
   (folder / "cut.json").write_text('[{"text": "a"}, {"te')
   (folder / "r" / "results").mkdir(parents=True)
-  (folder / "r" / "results" / "a.json").write_text('{"name": "a"}')
+  (folder / "r" / "results" / "a.json").write_text(
+    '{"name": "a", "reason": "failed", "longppl": null, "ppl": null}'
+  )
   save_models(folder, ["m0"])
   write_jsonl(folder / "c.jsonl", ["text"])
   root = commands.__file__.rpartition("/longctx_jax/")[0]
@@ -223,7 +225,8 @@ def test_a_mistake_is_one_line_and_status_2(finished, name):
   one = finished[name]
   assert one.status == 2, one.err
   # JAX itself warns of a GPU that it cannot use.
-  (line,) = (x for x in one.err.splitlines() if not x.startswith("An NVIDIA"))
+  said = ("An NVIDIA", "loading m0")
+  (line,) = (x for x in one.err.splitlines() if not x.startswith(said))
   assert line.startswith("error: ") and MISTAKES[name][1] in line
   assert "Traceback" not in line
 
