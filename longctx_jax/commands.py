@@ -173,7 +173,7 @@ def read_models(names: list[str] | None, path: str) -> list[str] | None:
   """
   found = list(names or [])
   if path:
-    with failures.naming(path):
+    with failures.reading(path):
       lines = pathlib.Path(path).read_text().splitlines()
     found += [
       line.strip()

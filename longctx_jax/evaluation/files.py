@@ -51,7 +51,7 @@ def _load_result(
   rows = []
   documents = f"{root}/documents/{Path(path).stem}.parquet"
   if files.exists(documents):
-    with failures.naming(documents):
+    with failures.reading(documents):
       rows = pq.read_table(documents, filesystem=files).to_pylist()
   try:
     return ModelResult.from_json(fields, map(DocumentResult.from_json, rows))

@@ -44,7 +44,7 @@ class ForeignLogProbs:
       ValueError: a document in two rows.
     """
     found: dict[str, dict[str, Any]] = {}
-    with failures.naming(self.path):
+    with failures.reading(self.path):
       for batch in pq.ParquetFile(self.path).iter_batches(
         columns=list(COLUMNS)
       ):
@@ -65,7 +65,7 @@ def open_log_probs(path: str | pathlib.Path, name: str) -> ForeignLogProbs:
   """
   if not name:
     raise ValueError(f"{path}: name the model that the log-probs are of")
-  with failures.naming(path):
+  with failures.reading(path):
     schema = pq.read_schema(path)
   there = schema.names
   missing = [column for column in COLUMNS if column not in there]

@@ -171,7 +171,7 @@ def _read_benchmarks(path: str | Path) -> dict[str, dict[str, float | None]]:
     )
   fs, root = urls.open_file_system(path)
   with (
-    failures.naming(path),
+    failures.reading(path),
     urls.reaching(path),
     fs.open(root, "rb") as raw,
     io.TextIOWrapper(raw, "utf-8-sig", newline="") as file,

@@ -20,22 +20,25 @@ _LENGTH = 600  # characters of a sentence
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-  """Names the file in errors that speak of one and do not say of which.
-
-  Those are what the system says of a full disk, and what parsers say.
-
-  Args:
-    path: the file that is read or written inside.
-
-  Raises:
-    ValueError: in place of a parser's error.
-  """
+  """Names the file in an OSError that names none, as that of a full disk."""
   try:
     yield
   except OSError as error:
     if error.errno and error.filename is None:
       error.filename = str(path)
     raise
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+  """Names the file in what parsers say of its contents; also as `naming`.
+
+  Raises:
+    ValueError: in place of a parser's error.
+  """
+  try:
+    with naming(path):
+      yield
   except Exception as error:
     parsers = isinstance(error, UnicodeDecodeError | EOFError)
     if not parsers and _package(error) not in _PARSERS:

@@ -71,15 +71,15 @@ def test_a_sentence_has_an_end():
 )
 def test_what_a_parser_says_gets_the_files_name(read):
   with refuses("w/config is damaged, or of another kind: "):
-    with failures.naming("w/config"):
+    with failures.reading("w/config"):
       read()
 
 
 def test_other_errors_pass_the_name_by():
   mine = ValueError("a sentence of its own")
-  with refuses("a sentence of its own") as caught, failures.naming("w/x"):
+  with pytest.raises(ValueError) as caught, failures.reading("w/x"):
     raise mine
-  assert caught is None or caught.value is mine
+  assert caught.value is mine
 
 
 def test_a_full_disk_is_named_by_the_file_that_was_to_appear(

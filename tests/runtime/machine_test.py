@@ -36,7 +36,12 @@ def finished(request, tmp_path_factory):
     "score": ["--model=m0", data, "--workdir=w", *FLAGS],
     "eval": ["--model=m1", data, "--workdir=w", "--keys=w", *FLAGS[2:]],
     "report": ["html", "w", data],
-    "train": [f"--config={ROOT}/configs/tiny.py", "--workdir=t", "--model=m9"],
+    "train": [
+      f"--config={ROOT}/configs/tiny.py",
+      "--workdir=t",
+      "--model=m9",
+      data,
+    ],
   }
   given = [[f"scripts/{name}.py", *words] for name, words in commands.items()]
   if request.param == "Windows":
