@@ -23,6 +23,18 @@ _STORED = collections.defaultdict(
 )
 
 
+def check_dtype(name: str, *, field: str) -> None:
+  """Raises ValueError for a dtype that no weights are read or written in.
+
+  Args:
+    name: as a config or flag names it; "" is the default.
+    field: by which name the user knows it.
+  """
+  if name not in DTYPES:
+    known = ", ".join(filter(None, DTYPES))
+    raise ValueError(f"{field}={name!r} is not one of {known}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Verification:
   """How far logits are from the reference's.
@@ -85,12 +97,9 @@ def convert(
     ValueError: for a checkpoint that cannot be read or written faithfully.
     FileExistsError: where the target exists.
   """
-  for name, value, known in (
-    ("format", fmt, FORMATS),
-    ("dtype", dtype, DTYPES),
-  ):
-    if value not in known:
-      raise ValueError(f"{name}={value!r} is not one of {known}")
+  if fmt not in FORMATS:
+    raise ValueError(f"format={fmt!r} is not one of {FORMATS}")
+  check_dtype(dtype, field="dtype")
   origin, _ = hub.resolve(source)
   from_orbax = orbax_folder.is_orbax(origin)
   if from_orbax:

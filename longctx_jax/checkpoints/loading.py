@@ -55,7 +55,7 @@ def load_model(
     record = orbax_folder.read_record(folder)
     config = orbax_folder.read_config(folder)
     tokenizer = _tokenizer(folder, name, config)
-    with heartbeat(name):
+    with heartbeat(name, doing="loading"):
       loaded = orbax_folder.load_parameters(folder, config, **kwargs)
     revision, digest = record["revision"], record["checksum"]
     weight_format = f"orbax {record['dtype']}"
@@ -63,7 +63,7 @@ def load_model(
     source = open_source(folder)
     config = read_config(source, name=name)
     tokenizer = _tokenizer(folder, name, config)
-    with heartbeat(name):
+    with heartbeat(name, doing="loading"):
       loaded = weights.load_parameters(
         source, config, allow_missing=allow_missing, **kwargs
       )
