@@ -30,24 +30,17 @@ _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the store anew")
 
 def main():
   """Scores, then says what to do next."""
-  config = commands.override(
-    _CONFIG.value,
-    _FIELDS()
-    | {
-      "evaluator": _MODEL.value,
-      "data.columns": _COLUMNS.value,
-      "data.chunk_len": _CHUNK.value,
-      "data.chunk_tokenizer": _CUTTER.value,
-      "scoring.detail": _DETAIL.value,
-    },
-  )
-  store = run.score_corpus(
-    config,
-    workdir=_WORKDIR.value,
-    overwrite=_OVERWRITE.value,
-    shard=shards.parse(_SHARD.value, os.environ),
-    prune=_PRUNE.value,
-  )
+  fields = {
+    "evaluator": _MODEL.value,
+    "data.columns": _COLUMNS.value,
+    "data.chunk_len": _CHUNK.value,
+    "data.chunk_tokenizer": _CUTTER.value,
+    "scoring.detail": _DETAIL.value,
+  }
+  config = commands.override(_CONFIG.value, _FIELDS() | fields)
+  shard = shards.parse(_SHARD.value, os.environ)
+  options = dict(overwrite=_OVERWRITE.value, shard=shard, prune=_PRUNE.value)
+  store = run.score_corpus(config, workdir=_WORKDIR.value, **options)
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
   if config.data.chunk_len:
     print(
@@ -55,11 +48,10 @@ def main():
       f"stored --config.data.key_tokens={_WORKDIR.value} --workdir runs/train"
     )
     return
-  same = ("data", "text_column", "ids_column", "ids_tokenizer", "id_column")
-  documents = commands.given(*same, "row_range")
+  same = "data text_column ids_column ids_tokenizer id_column row_range".split()
   print(
-    f"next: python scripts/eval.py --keys {_WORKDIR.value} {documents} "
-    "--model MODEL --workdir runs/eval"
+    f"next: python scripts/eval.py --keys {_WORKDIR.value} "
+    f"{commands.given(*same)} --model MODEL --workdir runs/eval"
   )
 
 

@@ -138,8 +138,17 @@ def check_log_probs(
     ValueError: other lengths, a log-prob that is not a number or above 0, or
       offsets that are unordered or outside the text; the first fault is named.
   """
-  log_probs = np.asarray(log_probs, np.float64)
-  offsets = np.asarray(offsets, np.int64).reshape(-1, 2)
+  try:
+    log_probs = np.asarray(log_probs, np.float64)
+    given = np.asarray(offsets)
+    offsets = given.astype(np.int64).reshape(-1, 2)
+    if given.size and (given != offsets.reshape(given.shape)).any():
+      raise ValueError("an offset is no integer")
+  except (TypeError, ValueError, OverflowError) as error:
+    raise ValueError(
+      f"document {doc_id!r}: log-probs are numbers, offsets pairs of integers: "
+      f"{error}"
+    ) from error
   if len(log_probs) != len(offsets) or not len(log_probs):
     raise ValueError(
       f"document {doc_id!r}: {len(log_probs)} log-probs and {len(offsets)} "
@@ -185,6 +194,12 @@ def result_from_log_probs(
   log_probs, offsets = check_log_probs(keys.doc_id, text, log_probs, offsets)
   # What the evaluator did not read of a document counts for nobody.
   read = offsets[:, 1] <= keys.n_chars
+  if not read.any():
+    raise ValueError(
+      f"document {keys.doc_id!r}: all {len(offsets)} offsets lie behind the "
+      f"{keys.n_chars} characters that the evaluator read: the log-probs are "
+      "of another part of the text"
+    )
   return document_result(keys, text, offsets[read], log_probs[read])
 
 

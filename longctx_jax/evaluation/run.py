@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,7 +152,11 @@ def model_names(paths: Sequence[str]) -> list[str]:
   names = []
   for path in paths:
     is_hub_id = not pathlib.Path(path).exists() and path.count("/") == 1
-    name = path.replace("/", "--") if is_hub_id else pathlib.Path(path).name
+    # The absolute path: "." has no name of its own.
+    own = pathlib.Path(os.path.abspath(pathlib.Path(path).expanduser())).name
+    name = path.replace("/", "--") if is_hub_id else own
+    if not name:
+      raise ValueError(f"--model {path} has no name: name a folder of its own")
     if name in names:
       raise ValueError(
         f"two models are called {name!r}: evaluate them into two workdirs"

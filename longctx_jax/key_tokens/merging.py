@@ -32,6 +32,8 @@ def merge(
       settings, thresholds included (each field is named), a document with
       another text in another store, or an output that holds a store.
   """
+  if not str(output):
+    raise ValueError("no place for the merged store: name --output")
   if len(folders) < 2:
     raise ValueError(f"{len(folders)} store to merge: name at least two")
   stores = [store_lib.read_store(folder) for folder in folders]

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
+from absl import logging
 
 from longctx_jax.key_tokens.manifest import OVER_LENGTH, PROTOCOLS
 from longctx_jax.paper.windows import Windows
@@ -114,6 +115,14 @@ def prepare(
   prefix_len = 0
   if protocol == "strict" and tokenizer.leading_bos is not None:
     prefix_len = 1
+    if held := int((ids == tokenizer.leading_bos).sum()):
+      logging.warning(
+        "a text of %d ids holds the BOS itself, %d times, beside the one that "
+        "the protocol puts first: what follows it is scored as if a document "
+        "began there",
+        len(ids),
+        held,
+      )
     ids = np.concatenate([[tokenizer.leading_bos], ids]).astype(np.int32)
     offsets = np.concatenate([np.zeros((1, 2), np.int64), offsets])
   if not text:

@@ -15,7 +15,7 @@ from flax import nnx
 from longctx_jax.model import defaults, log_probs, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.windows import Windows
-from longctx_jax.runtime.progress import Usage
+from longctx_jax.runtime.progress import Usage, heartbeat
 from longctx_jax.scoring import buckets
 
 
@@ -120,6 +120,7 @@ class Scorer:
         yield scores
         continue
       open_windows[id(scores)] = len(own)
+      self.usage.count_windows(begun=len(own))
       pool += own
       while len(pool) >= self.window_batch:
         batch, pool = pool[: self.window_batch], pool[self.window_batch :]
@@ -132,7 +133,9 @@ class Scorer:
     for row, job in enumerate(jobs):
       ids[row, : len(job.ids)] = job.ids
     lengths = [len(job.ids) for job in jobs]
-    out = self._call(self.long_pass, "long", ids, lengths)
+    name = f"a text of {max(lengths):,} ids"
+    with heartbeat(name, doing="reading", announced=False):
+      out = self._call(self.long_pass, "long", ids, lengths)
     counts = [len(job.ids) - 1 for job in jobs]
     self.usage.tokens += sum(counts)
     self.usage.needed += sum(counts)
@@ -172,6 +175,7 @@ class Scorer:
     self.usage.fed += self.window_batch * (length - 1)
     lengths = [len(span) for _, _, span in batch]
     out = self._call(self.window_pass, prefix_len, ids, lengths)
+    self.usage.count_windows(scored=len(batch))
     for row, (scores, first, span) in enumerate(batch):
       count = len(span) - prefix_len - self.windows.short_len
       scores.short[first : first + count] = out[row, :count]
@@ -193,9 +197,14 @@ class Scorer:
         start = time.monotonic()
         static = (kind,) if function is self.window_pass else ()
         precision = defaults.matmul_precision(self.model.dtype)
-        with jax.default_matmul_precision(precision):
+        what = "windows" if static else "texts"
+        name = f"the pass over {what} of up to {ids.shape[1]:,} ids"
+        with (
+          heartbeat(name, doing="compiling"),
+          jax.default_matmul_precision(precision),
+        ):
           lowered = function.lower(self.model.params, *inputs, *static)
-        self.compiled[key] = lowered.compile()
+          self.compiled[key] = lowered.compile()
         self.usage.compilations += 1
         self.usage.compile_seconds += time.monotonic() - start
       return np.asarray(self.compiled[key](self.model.params, *inputs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from absl import logging
 from ml_collections import ConfigDict
 
-from longctx_jax.checkpoints import loading
+from longctx_jax.checkpoints import convert, loading
 from longctx_jax.key_tokens.manifest import DETAILS
 from longctx_jax.model import loaded, sharding
 from longctx_jax.model.loaded import LoadedModel
@@ -23,6 +23,7 @@ def check_config(config: ConfigDict) -> None:
   protocol.check_protocol(config.longppl.protocol, config.data.over_length)
   windows_of(config)
   thresholds_of(config)
+  convert.check_dtype(config.scoring.dtype, field="scoring.dtype")
   if config.scoring.detail not in DETAILS:
     raise ValueError(
       f"detail={config.scoring.detail!r} is not one of {', '.join(DETAILS)}"

@@ -9,11 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from longctx_jax.checkpoints import convert
 from longctx_jax.model import defaults, parameters
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.paper.windows import Windows
-from longctx_jax.runtime import settings
+from longctx_jax.runtime import machine, settings
 from longctx_jax.training import data, losses, optimizer
 from longctx_jax.training.context import rope_override
 
@@ -29,6 +30,15 @@ _FREE_FIELDS = (
 
 def check_config(config: ConfigDict) -> None:
   """Raises ValueError for settings that no run can have; touches no device."""
+  machine.require_array_record()
+  if not config.model.path:
+    raise ValueError(
+      "no model is named: give --model, a folder, a hub id or a .gguf file"
+    )
+  convert.check_dtype(config.model.dtype, field="model.dtype")
+  convert.check_dtype(
+    config.checkpoint.export_dtype, field="checkpoint.export_dtype"
+  )
   data_config(config, "")
   loss_config(config)
   optimizer_config(config)

@@ -537,6 +537,14 @@ def test_hub_ids_and_paths_have_names_without_a_slash(tmp_path):
   assert run_lib.model_names(paths) == ["Qwen--Qwen3-8B", "x", "model.gguf"]
 
 
+def test_the_folder_one_is_in_has_a_name(tmp_path, monkeypatch):
+  (tmp_path / "x" / "y").mkdir(parents=True)
+  monkeypatch.chdir(tmp_path / "x")
+  assert run_lib.model_names([".", "y/../.."]) == ["x", tmp_path.name]
+  with pytest.raises(ValueError, match="--model / has no name"):
+    run_lib.model_names(["/"])
+
+
 def test_a_killed_evaluation_ends_as_one_that_was_not(tmp_path, made):
   """Case L3 for the ledger: SIGKILL, then the same command."""
   path = write_jsonl(tmp_path / "corpus.jsonl", make_texts(40))

@@ -305,6 +305,16 @@ def test_the_windows_suggested_to_a_short_document_fit(n, short_len, stride):
     assert 0 < eligible == scored.sum()
 
 
+def test_a_text_that_holds_the_bos_is_called_out(caplog):
+  """Cases A12: its ids stay what they are; that it happens is said."""
+  got = prepare("ab<bos>c<bos>", protocol="strict")
+  assert (got.ids == BOS).sum() == 3 and got.prefix_len == 1
+  assert "holds the BOS itself, 2 times" in caplog.text
+  caplog.clear()
+  prepare("abc", protocol="strict")
+  assert not caplog.text
+
+
 class NeedsBos(Transformer):
   """Knows nothing, that is predicts uniformly, unless a BOS stands first."""
 
