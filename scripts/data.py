@@ -4,9 +4,7 @@ r"""Makes evaluation data, checks published key tokens, merges stores.
   python scripts/data.py check_slices --slices key_text/Meta-Llama-3.1-8B \
     --data govreport.parquet --tokenizer meta-llama/Llama-3.1-8B
   python scripts/data.py merge runs/a runs/b --output runs/both
-
-The first needs a connection, or --source and --tokenizer; the second ends with
-status 2 where the slices are not of these texts.
+The first needs a connection, or --source and --tokenizer.
 """
 
 from absl import flags
@@ -35,8 +33,8 @@ def make_govreport():
     output, source=_SOURCE.value, tokenizer=tokenizer, **limits
   )
   print(f"{table.num_rows} documents in {output}")
-  command = "next: python scripts/data.py check_slices --slices FOLDER"
-  print(f"{command} --data {output} --tokenizer EVALUATOR")
+  command = f"check_slices --slices FOLDER --data {output} --tokenizer NAME"
+  print(f"next: python scripts/data.py {command}")
 
 
 def check_slices():

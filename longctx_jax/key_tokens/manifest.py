@@ -29,6 +29,7 @@ _OPTIONAL = {
 # What no log-prob depends on: how the weights are spelled, and by which
 # software and revision they came. For slice files the name is all there is.
 _RECORDED = {"evaluator", "revision", "versions", "format_version"}
+_THRESHOLDS = {"alpha", "beta"}
 _REMEDY = "Restore it, or start anew with --overwrite."
 
 
@@ -117,15 +118,13 @@ class Manifest:
     return found | version
 
   def identity(self) -> dict[str, Any]:
-    """What determines the stored numbers, as JSON: compared by field.
+    """What determines the log-probs, as JSON: two stores agree in it.
 
-    alpha and beta decide what is stored only where not all log-probs are.
+    alpha and beta do not: they are of results that are derived from these.
     """
-    free = _RECORDED | ({"alpha", "beta"} if self.detail == "tokens" else set())
-    if self._is_published:
-      free = {"source"}
+    free = {"source"} if self._is_published else _RECORDED
     fields = self.to_json()
-    return {name: fields[name] for name in fields if name not in free}
+    return {n: fields[n] for n in fields if n not in free | _THRESHOLDS}
 
   @property
   def prefix_len(self) -> int:
@@ -168,7 +167,8 @@ class Manifest:
       if field.name in _PARTS:
         names = _names(_PARTS[field.name])
       known |= set(names)
-      free = field.default is None if published else _is_optional(field)
+      has_default = field.default is not dataclasses.MISSING
+      free = has_default if published else _is_optional(field)
       required += () if free else names
     for problem, names in (
       ("lacks", [name for name in required if name not in fields]),

@@ -172,6 +172,14 @@ def read_group(path: pathlib.Path, group: int) -> pa.Table:
     return parquet.read_row_group(group, use_threads=False)
 
 
+def is_row(table: pa.Table, row: StoredRow) -> bool:
+  """Whether a row still stands at its place in its row group."""
+  return row.row < table.num_rows and (
+    table["doc_id"][row.row].as_py() == row.doc_id
+    and table["text_sha256"][row.row].as_py() == row.text_sha256
+  )
+
+
 def row_key_tokens(table: pa.Table, row: int, manifest: Manifest) -> KeyTokens:
   """The key tokens of a row, under the thresholds of the manifest.
 

@@ -98,13 +98,12 @@ def read_store(folder: str | os.PathLike) -> KeyTokenStore:
   def load(doc_id: str) -> KeyTokens:
     row = index[doc_id]
     table = read_group(row.path, row.group)
-    keys = parts_lib.row_key_tokens(table, row.row, manifest)
-    if (keys.doc_id, keys.text_sha256) != (doc_id, row.text_sha256):
+    if not parts_lib.is_row(table, row):
       raise ValueError(
         f"{row.path} was written anew while it was read: run again when "
         "nothing scores into the store."
       )
-    return keys
+    return parts_lib.row_key_tokens(table, row.row, manifest)
 
   hashes = {doc_id: row.text_sha256 for doc_id, row in index.items()}
   return KeyTokenStore(manifest, hashes, load)

@@ -142,9 +142,14 @@ def open_writer(
         "--overwrite."
       )
     if stored is not None:
+      kept = {}, {}
+      if stored.detail == manifest.detail != "tokens":
+        # What is stored was chosen by them.
+        kept = (dataclasses.asdict(m.thresholds) for m in (stored, manifest))
+      there, here = kept
       settings.require_same(
-        stored.identity(),
-        manifest.identity(),
+        stored.identity() | there,
+        manifest.identity() | here,
         where=folder,
         problem="was made with other settings",
         remedy="Take another --workdir, or start anew with --overwrite.",

@@ -65,15 +65,19 @@ def score_corpus(
   _check_scope(config, shard, overwrite, prune)
   corpus = setup.open_corpus(config).shard(shard)
   folder = pathlib.Path(workdir) / "key_tokens"
+  _survey(corpus)
+  if folder.exists():
+    # Whoever comes second hears of it before a model is loaded.
+    with writer_lib.claimed(folder, shard):
+      pass
+  model = evaluator or setup.load_model(config, config.evaluator)
+  documents = setup.cut_corpus(config, corpus, model)
+  manifest = _manifest_of(config, model, documents)
+  if config.data.over_length == "error":
+    # The one policy that stops a run does so before anything is scored.
+    for document in documents:
+      finder_lib.prepare(document, model.tokenizer, manifest)
   with writer_lib.claimed(folder, shard):
-    _survey(corpus)
-    model = evaluator or setup.load_model(config, config.evaluator)
-    documents = setup.cut_corpus(config, corpus, model)
-    manifest = _manifest_of(config, model, documents)
-    if config.data.over_length == "error":
-      # The one policy that stops a run does so before anything is scored.
-      for document in documents:
-        finder_lib.prepare(document, model.tokenizer, manifest)
     writer = writer_lib.open_writer(
       folder, manifest, shard=shard, overwrite=overwrite
     )
