@@ -205,6 +205,12 @@ def run(
 
 
 def _parse(argv, verbs, words):
+  try:
+    argv = [argv[0], *flags.FLAGS.read_flags_from_files(argv[1:])]
+  except flags.Error as error:
+    _fail(error)
+  # Where ml_collections looks for overrides of the config.
+  sys.argv = list(argv)
   named = any(re.match(r"--?config(=|$)", argument) for argument in argv)
   if _default_config and not named:
     argv = [argv[0], f"--config={_default_config}", *argv[1:]]

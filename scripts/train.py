@@ -26,6 +26,9 @@ _KEYS = flags.DEFINE_string("key_tokens", None, "scored workdir: weights")
 _JOIN = flags.DEFINE_string(
   "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
 )
+_RESTART = flags.DEFINE_integer(
+  "restart_at", None, "go on from this checkpoint with a new optimizer"
+)
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
 
 
@@ -46,7 +49,12 @@ def main():
   }
   config = commands.override(_CONFIG.value, values)
   workdir = _WORKDIR.value
-  run.train(config, workdir=workdir, overwrite=_OVERWRITE.value)
+  run.train(
+    config,
+    workdir=workdir,
+    overwrite=_OVERWRITE.value,
+    restart_at=_RESTART.value,
+  )
   print(
     f"next: python scripts/eval.py --model {workdir}/export --keys KEYS "
     "--data DOCUMENTS"
