@@ -61,9 +61,12 @@ def define_config(default: str) -> flags.FlagHolder:
   global _default_config
   # A default of the flag itself would be read before `run` can catch errors.
   _default_config = str(_CONFIGS / default)
-  return config_flags.DEFINE_config_file(
-    "config", None, f"experiment file (default: {default})", lock_config=True
-  )
+  try:
+    return config_flags.DEFINE_config_file(
+      "config", None, f"experiment file (default: {default})", lock_config=True
+    )
+  except flags.Error as error:  # It looks into a --flagfile at once.
+    _fail(error)
 
 
 def define_data_flags() -> Callable[[], dict[str, Any]]:
@@ -102,21 +105,6 @@ def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
     }
   )
   return config
-
-
-def hand_over(config: ConfigDict) -> None:
-  """Goes on as the script that a config names as its program, if another.
-
-  Raises:
-    ValueError: there is no such script.
-  """
-  script = pathlib.Path(sys.argv[0])
-  if "program" not in config or config.program == script.stem:
-    return
-  other = script.with_name(f"{config.program}.py")
-  if not other.is_file():
-    raise ValueError(f"config.program={config.program!r}: there is no {other}")
-  os.execv(sys.executable, [sys.executable, str(other), *sys.argv[1:]])
 
 
 def named_fields(
@@ -205,13 +193,9 @@ def run(
 
 
 def _parse(argv, verbs, words):
-  try:
-    argv = [argv[0], *flags.FLAGS.read_flags_from_files(argv[1:])]
-  except flags.Error as error:
-    _fail(error)
-  # Where ml_collections looks for overrides of the config.
-  sys.argv = list(argv)
-  named = any(re.match(r"--?config(=|$)", argument) for argument in argv)
+  # A --flagfile may name the config.
+  given = flags.FLAGS.read_flags_from_files(argv[1:])
+  named = any(re.match(r"--?config(=|$)", argument) for argument in given)
   if _default_config and not named:
     argv = [argv[0], f"--config={_default_config}", *argv[1:]]
   try:
@@ -249,12 +233,25 @@ def _run(main, platform, before):
   logging.get_absl_handler().setFormatter(None)
   logging.get_absl_handler().addFilter(_is_ours_or_urgent)
   try:
+    _hand_over()
     before()
     _start_device(PLATFORM.value or platform)
     main()
   except (ValueError, OSError) as error:
     logging.debug("%s", error, exc_info=True)
     _fail(error)
+
+
+def _hand_over():
+  """Goes on as the script that the config names, if it is another one."""
+  config = flags.FLAGS.config if "config" in flags.FLAGS else {}
+  script = pathlib.Path(sys.argv[0])
+  if "program" not in config or config.program == script.stem:
+    return
+  other = script.with_name(f"{config.program}.py")
+  if not other.is_file():
+    raise ValueError(f"config.program={config.program!r}: there is no {other}")
+  os.execv(sys.executable, [sys.executable, str(other), *sys.argv[1:]])
 
 
 def _is_ours_or_urgent(record):

@@ -290,7 +290,9 @@ def open_training_data(
   cache = token_cache.open_cache(
     config.cache_dir, corpus, tokenizer, chunk_len=config.seq_len
   )
-  kept = _keep(config, cache)
+  kept = inventory.select(
+    cache, min_tokens=config.min_tokens, min_chunk=config.min_chunk
+  )
   rows = _plan_rows(config, cache, kept)
   num_steps = config.epochs * len(rows) // config.batch_size
   if config.epochs and not num_steps:
@@ -337,22 +339,6 @@ def open_corpus(config: DataConfig) -> Corpus:
     id_column=config.id_column,
     row_range=config.row_range,
   )
-
-
-def _keep(config: DataConfig, cache: TokenCache) -> np.ndarray:
-  """Numbers of the chunks that are long enough."""
-  kept = np.flatnonzero(
-    (cache.document_lengths >= config.min_tokens)
-    & (cache.lengths >= config.min_chunk)
-  )
-  if not len(kept):
-    raise ValueError(
-      f"none of {len(cache):,} chunks is left: min_tokens={config.min_tokens}, "
-      f"the longest document has {cache.document_lengths.max():,} ids; "
-      f"min_chunk={config.min_chunk}, the longest chunk has "
-      f"{cache.lengths.max():,}"
-    )
-  return kept
 
 
 def _open_weights(

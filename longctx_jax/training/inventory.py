@@ -13,6 +13,26 @@ from longctx_jax.text.token_cache import TokenCache
 from longctx_jax.text.tokenizer import TextTokenizer
 
 
+def select(cache: TokenCache, *, min_tokens: int, min_chunk: int) -> np.ndarray:
+  """Numbers of the chunks that are long enough; ValueError where none is.
+
+  Args:
+    cache: all chunks.
+    min_tokens: ids that the document of a chunk has at least.
+    min_chunk: ids that a chunk has at least.
+  """
+  kept = np.flatnonzero(
+    (cache.document_lengths >= min_tokens) & (cache.lengths >= min_chunk)
+  )
+  if not len(kept):
+    raise ValueError(
+      f"none of {len(cache):,} chunks is left: min_tokens={min_tokens}, the "
+      f"longest document has {cache.document_lengths.max():,} ids; "
+      f"min_chunk={min_chunk}, the longest chunk has {cache.lengths.max():,}"
+    )
+  return kept
+
+
 def log(
   cache: TokenCache,
   kept: np.ndarray,
