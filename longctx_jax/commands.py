@@ -76,9 +76,12 @@ def define_config(default: str) -> flags.FlagHolder:
   global _default_config
   # A default of the flag itself would be read before `run` can catch errors.
   _default_config = str(_CONFIGS / default)
-  return config_flags.DEFINE_config_file(
-    "config", None, f"experiment file (default: {default})", lock_config=True
-  )
+  try:
+    return config_flags.DEFINE_config_file(
+      "config", None, f"experiment file (default: {default})", lock_config=True
+    )
+  except flags.Error as error:  # It looks into a --flagfile at once.
+    _fail(error)
 
 
 def define_data_flags() -> Callable[[], dict[str, Any]]:
@@ -117,21 +120,6 @@ def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
     }
   )
   return config
-
-
-def hand_over(config: ConfigDict) -> None:
-  """Goes on as the script that a config names as its program, if another.
-
-  Raises:
-    ValueError: there is no such script.
-  """
-  script = pathlib.Path(sys.argv[0])
-  if "program" not in config or config.program == script.stem:
-    return
-  other = script.with_name(f"{config.program}.py")
-  if not other.is_file():
-    raise ValueError(f"config.program={config.program!r}: there is no {other}")
-  os.execv(sys.executable, [sys.executable, str(other), *sys.argv[1:]])
 
 
 def named_fields(
@@ -224,7 +212,9 @@ def run(
 def _parse(
   argv: list[str], verbs: Collection[str], words: Collection[str]
 ) -> list[str]:
-  named = any(re.match(r"--?config(=|$)", argument) for argument in argv)
+  # A --flagfile may name the config.
+  given = flags.FLAGS.read_flags_from_files(argv[1:])
+  named = any(re.match(r"--?config(=|$)", argument) for argument in given)
   if _default_config and not named:
     argv = [argv[0], f"--config={_default_config}", *argv[1:]]
   try:
@@ -276,6 +266,7 @@ def _run(
   # First: where processes are joined, JAX listens in its stead.
   machine.raise_on_sigterm()
   try:
+    _hand_over()
     before()
     _start_device(PLATFORM.value or platform)
     main()
@@ -295,6 +286,18 @@ def _run(
     if VERBOSE.value:
       traceback.print_exception(error)
     _fail(sentence)
+
+
+def _hand_over() -> None:
+  """Goes on as the script that the config names, if it is another one."""
+  config = flags.FLAGS.config if "config" in flags.FLAGS else {}
+  script = pathlib.Path(sys.argv[0])
+  if "program" not in config or config.program == script.stem:
+    return
+  other = script.with_name(f"{config.program}.py")
+  if not other.is_file():
+    raise ValueError(f"config.program={config.program!r}: there is no {other}")
+  os.execv(sys.executable, [sys.executable, str(other), *sys.argv[1:]])
 
 
 def _is_ours_or_urgent(record: py_logging.LogRecord) -> bool:

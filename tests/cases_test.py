@@ -434,6 +434,52 @@ FAULTS = {
     report/correlation_test::test_too_few_or_constant_values_have_no_correlation
     report/page_test::test_correlate_matches_scipy_and_lists_who_is_missing""",
   # training: all kinds, in training.
+  "stale-6": """
+    training/stored_weights_test::test_a_store_that_was_made_anew_is_other_data
+    """,
+  "lost-2": "training/start_test::test_two_runs_in_one_workdir_are_refused",
+  "lost-6, training": """
+    training/start_test::test_ctrl_c_saves_and_ends_with_130
+    training/start_test::test_a_second_ctrl_c_ends_at_once""",
+  "lost-9": """
+    training/start_test::test_a_start_is_evaluated_once_and_known_documents_are_counted
+    """,
+  "lost-10": "training/start_test::test_more_steps_go_on_from_the_end",
+  "silent-7": """
+    training/start_test::test_a_window_longer_than_a_row_is_refused
+    training/inventory_test::test_rows_with_short_contexts_are_counted_and_none_is_refused
+    """,
+  "training-1": """
+    training/start_test::test_a_checkpoint_is_a_model
+    training/start_test::test_a_checkpoint_in_the_middle_becomes_a_folder
+    training/start_test::test_a_checkpoint_alone_says_what_it_needs""",
+  "training-2": """
+    training/start_test::test_the_advice_after_a_divergence_is_a_command_that_runs
+    training/start_test::test_without_a_good_checkpoint_the_advice_is_to_start_anew
+    """,
+  "training-3": """
+    training/start_test::test_inputs_may_lie_elsewhere
+    training/start_test::test_other_texts_are_refused
+    training/start_test::test_other_weights_are_refused_and_overwrite_says_what_goes
+    training/start_test::test_what_overwrite_removes_is_said
+    training/inventory_test::test_other_ids_of_the_same_lengths_are_other_data""",
+  "training-4": """
+    training/start_test::test_a_batch_that_devices_cannot_share_is_refused_first
+    """,
+  "training-5": """
+    training/start_test::test_a_start_is_evaluated_once_and_known_documents_are_counted
+    training/inventory_test::test_documents_that_are_trained_on_are_known""",
+  "training-6": "training/optimizer_test::test_warm_up_must_end",
+  "training-7": "training/inventory_test::test_a_bos_within_a_text_is_counted",
+  "training-8": "training/inventory_test::test_a_step_of_several_epochs_says_so",
+  "training-9": "commands_test::test_a_mistake_is_one_line_and_status_2",
+  # Kinds beyond the rows: what scoring refuses, and files that repeat a fact.
+  "training, ids": "training/inventory_test::test_ids_beyond_the_vocabulary_are_refused",
+  "training, dtypes": "training/config_test::test_settings_that_no_run_can_have_are_refused",
+  "training, unread": "training/inventory_test::test_documents_that_cannot_be_read_are_counted",
+  "training, facts": """
+    checkpoints/export_test::test_a_longer_context_is_stated_wherever_the_former_was
+    checkpoints/export_test::test_a_kind_of_cache_for_windows_goes_with_them""",
 }
 
 

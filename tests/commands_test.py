@@ -4,7 +4,7 @@ import re
 import signal
 
 import pytest
-from support.command_line import run
+from support.command_line import ROOT, run
 from support.tiny_runs import make_config, save_models, write_jsonl
 
 from longctx_jax import commands
@@ -97,6 +97,14 @@ MISTAKES = {
      "--config.optimizer.steps=10"],
     "go past the last step, 10",
   ),
+  "a list of models that is missing, for a config of a flag file": (
+    [EVAL, "--flagfile={folder}/flags.txt", "--models_file=none.txt"],
+    "No such file or directory: 'none.txt'",
+  ),
+  "a variant of a config in a flag file": (
+    [EVAL, "--flagfile={folder}/variant.txt"], "variant 'k1025' is not one of"
+  ),
+  "a flag file that is missing": ([EVAL, "--flagfile=no.txt"], "no.txt"),
   "a program that is not there": (
     ["scripts/train.py", "--config={root}/configs/retrieval.py", "--workdir=w",
      "--config.program=retreival"],
@@ -206,6 +214,11 @@ def finished(tmp_path_factory):
   )
   save_models(folder, ["m0"])
   write_jsonl(folder / "c.jsonl", ["text"])
+  config = f"{ROOT}/configs/longppl.py"
+  for name, variant in (("flags", "k1024"), ("variant", "k1025")):
+    (folder / f"{name}.txt").write_text(
+      f"--config={config}:{variant}\n--config.longppl.stride=512\n"
+    )
   root = commands.__file__.rpartition("/longctx_jax/")[0]
   own = ("with.py", "full.py", "stop.py")
   given = {name: command for name, (command, _) in MISTAKES.items()}
@@ -218,7 +231,7 @@ def finished(tmp_path_factory):
   done = run(
     [
       [
-        folder / word if word in own else word.format(root=root)
+        folder / word if word in own else word.format(root=root, folder=folder)
         for word in command
       ]
       for command in given.values()
