@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from absl import logging
+
+from longctx_jax.key_tokens import record
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
@@ -13,13 +16,13 @@ from longctx_jax.text.corpus import Corpus, Document
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-  """Pairs of key tokens and document; made by `match`.
+  """Pairs of key tokens and document; made by `match` or `intersect`.
 
   Iterated once for each model: texts are read each time, and hashed no more.
 
   Attributes:
-    store: the key tokens.
-    corpus: their documents.
+    store: the key tokens, of no other documents.
+    corpus: holds these documents.
   """
 
   store: KeyTokenStore
@@ -30,7 +33,8 @@ class Matched:
 
   def __iter__(self) -> Iterator[tuple[KeyTokens, Document]]:
     for document in self.corpus:
-      yield self.store.get(document.doc_id), document
+      if document.doc_id in self.store.hashes:
+        yield self.store.get(document.doc_id), document
 
 
 def match(store: KeyTokenStore, corpus: Corpus) -> Matched:
@@ -41,3 +45,38 @@ def match(store: KeyTokenStore, corpus: Corpus) -> Matched:
   """
   store_lib.match_documents(store, corpus)
   return Matched(store, corpus)
+
+
+def intersect(store: KeyTokenStore, corpus: Corpus) -> Matched:
+  """The documents that are in both, by id and hash; the log counts the others.
+
+  Raises:
+    ValueError: there is none, or the store holds no key tokens.
+  """
+  record.require_spans(store.manifest)
+  known, shared, changed = store.hashes, {}, 0
+  n_documents = 0
+  for document in corpus:
+    n_documents += 1
+    digest = store_lib.document_sha256(document)
+    if document.doc_id in known and known[document.doc_id] == digest:
+      shared[document.doc_id] = digest
+    else:
+      changed += document.doc_id in known
+  if not shared:
+    raise ValueError(
+      f"none of {n_documents} documents is among the {len(known)} that the key "
+      "tokens are of: score this corpus, or name the one that was scored"
+    )
+  logging.info(
+    "%d documents are in the corpus and in the key tokens; left out: %d only "
+    "in the corpus, %d only in the key tokens, %d with another text",
+    len(shared),
+    n_documents - len(shared) - changed,
+    len(known) - len(shared) - changed,
+    changed,
+  )
+  ordered = {
+    doc_id: digest for doc_id, digest in known.items() if doc_id in shared
+  }
+  return Matched(dataclasses.replace(store, hashes=ordered), corpus)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.checks import one_device_mesh
 
 from longctx_jax import testing
-from longctx_jax.evaluation import passes
+from longctx_jax.evaluation import identity, passes
 from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.key_tokens import record
 from longctx_jax.scoring import finder, protocol, scorer
@@ -95,6 +95,11 @@ def expected_result(text, spans, tokens, log_probs):
     n_eligible=7,
     key_chars=len(characters(spans)),
     covered_chars=len(characters(spans) & characters(record)),
+    text_sha256=corpus.text_sha256(text),
+    keys_sha256=identity.keys_sha256(keys_of_spans(spans, text)),
+    n_chars=len(text),
+    n_chars_scored=len(text),
+    read_to=len(text),
   )
 
 
@@ -216,9 +221,11 @@ def test_foreign_log_probs_end_where_the_evaluator_stopped():
 
 @pytest.mark.parametrize("reason", passes.UNREADABLE)
 def test_unreadable_documents_need_no_log_probs(reason):
-  keys = keys_of_spans([], "", reason=reason)
-  result = passes.result_from_log_probs(keys, "", [], [])
-  assert result == DocumentResult("d", 3, reason)
+  keys = keys_of_spans([], TEXT, reason=reason)
+  result = passes.result_from_log_probs(keys, TEXT, [], [])
+  assert (result.doc_id, result.reason) == ("d", reason)
+  assert (result.n_tokens, result.n_chars_read) == (0, 0)
+  assert result.n_chars == len(TEXT)
 
 
 class Recorder:
@@ -406,7 +413,7 @@ def test_a_shorter_context_cuts_or_skips(model):
     model, keys, max_length=50, over_length="skip"
   )
   assert not recorder.read
-  assert done.result == DocumentResult("d", 0, "too_long")
+  assert done.result == passes.unscored(keys, TEXT, "too_long")
   small = dataclasses.replace(model.config, max_position=40)
   _, recorder, _ = evaluate(dataclasses.replace(model, config=small), keys)
   assert [len(ids) for ids in recorder.read] == [40]
