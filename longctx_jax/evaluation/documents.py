@@ -7,7 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from longctx_jax.paper import perplexity
+import numpy as np
+from jaxtyping import Int
+
+from longctx_jax.paper import intervals, perplexity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,9 @@ class DocumentResult:
     read_to: character behind the last one; equal where it read none.
     unread_key_chars: characters of the spans outside of these.
     cause: of reason "failed".
+    shared_nll_sum: the evaluator's loss of the targets that both models have,
+      nats; 0 where its log-probs are not known.
+    shared_gap_sum: sum of the absolute differences of the two losses there.
   """
 
   doc_id: str
@@ -64,6 +70,8 @@ class DocumentResult:
   read_to: int = 0
   unread_key_chars: int = 0
   cause: str = ""
+  shared_nll_sum: float = 0.0
+  shared_gap_sum: float = 0.0
 
   def __post_init__(self):
     sums = (self.nll_sum, *self.region_nll_sums)
@@ -141,6 +149,17 @@ class DocumentResult:
   def ppl(self) -> float | None:
     """exp(mean NLL), or None where nothing was scored."""
     return perplexity.perplexity(self.nll_sum, self.n_tokens)
+
+
+def text_labels(documents: Sequence[DocumentResult]) -> Int[np.ndarray, " D"]:
+  """The text of each document; copies share it. See `intervals.text_labels`."""
+  return intervals.text_labels(
+    [d.text_sha256 for d in documents],
+    [d.nll_sum for d in documents],
+    [d.n_tokens for d in documents],
+    [d.key_nll_sum for d in documents],
+    [d.n_key_tokens for d in documents],
+  )
 
 
 def known_fields(

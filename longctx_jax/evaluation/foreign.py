@@ -107,7 +107,9 @@ def evaluate_log_probs(
   return results.summarise(
     found,
     protocol_name=matched.store.manifest["protocol"],
-    self_evaluated=False,
+    self_evaluated=passes.has_evaluators_name(
+      matched.store.manifest, foreign.name
+    ),
     scores=scores,
     name=foreign.name,
     keys=matched.store.manifest,
