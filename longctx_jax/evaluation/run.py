@@ -228,6 +228,8 @@ def _guarded(
   with files.locked(workdir, name):
     try:
       result = run()
+      for warning in result.warnings:
+        logging.warning("%s: %s", name, warning)
       files.write_result(workdir, result)
     except settings.OtherSettings:
       # A row would take the place of the results that are there.

@@ -219,6 +219,37 @@ def test_foreign_log_probs_end_where_the_evaluator_stopped():
   assert result.n_key_tokens == 2
 
 
+@pytest.mark.parametrize(
+  ("start", "end", "expected"),
+  [
+    (0, 600, (0, 600)),
+    # A first token has no log-prob; a longer gap is text that was cut.
+    (256, 600, (0, 600)),
+    (257, 600, (257, 600)),
+    # Tokens may leave out spaces at the end, and nothing else.
+    (0, 590, (0, 600)),
+    (0, 589, (0, 589)),
+  ],
+)
+def test_what_an_engine_read_is_seen_from_its_log_probs(start, end, expected):
+  text = "a" * 590 + " " * 10
+  keys = keys_of_spans([(100, 110), (580, 590)], text)
+  offsets = np.arange(start, end)[:, None] + [0, 1]
+  log_probs = [-1.0] * len(offsets)
+  result = passes.result_from_log_probs(keys, text, log_probs, offsets)
+  assert (result.read_from, result.read_to) == expected
+  assert result.truncated == (expected != (0, 600))
+  unread = 10 * (start == 257) + (end == 589)
+  assert result.unread_key_chars == unread
+
+
+def test_log_probs_behind_the_scored_text_are_of_nothing():
+  keys = keys_of_spans([(0, 2)], "abcdef", n_chars=3)
+  result = passes.result_from_log_probs(keys, "abcdef", [-1.0], [(4, 5)])
+  assert (result.reason, result.n_tokens) == ("nothing_to_score", 0)
+  assert result.unread_key_chars == 2
+
+
 @pytest.mark.parametrize("reason", passes.UNREADABLE)
 def test_unreadable_documents_need_no_log_probs(reason):
   keys = keys_of_spans([], TEXT, reason=reason)
