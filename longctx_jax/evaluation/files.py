@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import hashlib
 import json
 import os
@@ -284,13 +285,21 @@ def open_ledger(
 
 @contextlib.contextmanager
 def locked(workdir: str | Path, name: str) -> Iterator[None]:
-  """Holds what a model's files are written under.
+  """Holds what a model's files are written under; a killed run's rests go.
 
   Raises:
     runtime.files.InUse: another process evaluates a model of this name here.
   """
   path = _folder(workdir, "documents") / f".{name}.lock"
   with runtime_files.locked(path, doing=f"evaluating {name!r} into"):
+    stem = glob.escape(name)
+    for folder, pattern in (
+      ("documents", f"{stem}.jsonl"),
+      ("documents", f"{stem}.parquet"),
+      ("results", f"{stem}.json"),
+      (f"tokens/{name}", "*"),
+    ):
+      runtime_files.remove_leftovers(Path(workdir) / folder, pattern)
     yield
 
 

@@ -89,12 +89,6 @@ def open_keys(
     )
   kept = {name: stored[name] for name in _THRESHOLDS}
   taken = kept | {name: named[name] for name in _THRESHOLDS if name in named}
-  if taken != asked:
-    logging.info(
-      "thresholds of the key tokens: %s; other ones are named by "
-      "--config.longppl.alpha and --config.longppl.beta",
-      ", ".join(f"{name}={value:g}" for name, value in taken.items()),
-    )
   return store.with_thresholds(taken["alpha"], taken["beta"])
 
 
@@ -153,6 +147,13 @@ def evaluate(
   # Raises before any model is loaded.
   pair = matched_lib.intersect if intersection else matched_lib.match
   matched = pair(store, corpus)
+  taken = {name: store.manifest[name] for name in _THRESHOLDS}
+  if any(config.longppl[name] != taken[name] for name in taken):
+    logging.info(
+      "thresholds of the key tokens: %s; others are named by "
+      "--config.longppl.alpha and --config.longppl.beta",
+      ", ".join(f"{name}={value:g}" for name, value in taken.items()),
+    )
   found = _evaluate_candidates(config, candidates, matched, workdir, overwrite)
   for one in foreign:
     found.append(

@@ -146,6 +146,25 @@ def test_two_do_not_write_one_ledger(tmp_path):
     pass
 
 
+def test_what_a_killed_run_left_goes_and_that_of_another_model_stays(tmp_path):
+  left = [
+    tmp_path / "documents" / "m.jsonl.0123abcd.tmp",
+    tmp_path / "documents" / "m.parquet.0123abcd.tmp",
+    tmp_path / "results" / "m.json.0123abcd.tmp",
+    tmp_path / "tokens" / "m" / "d0-ff.parquet.0123abcd.tmp",
+  ]
+  kept = [
+    tmp_path / "documents" / "m.2.jsonl.0123abcd.tmp",
+    tmp_path / "results" / "m.json",
+  ]
+  for path in left + kept:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+  with files.locked(tmp_path, "m"):
+    assert not any(path.exists() for path in left)
+  assert all(path.exists() for path in kept)
+
+
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
