@@ -320,7 +320,7 @@ class Evaluation:
     # By place, since key tokens found one by one share their index.
     waiting: dict[int, tuple[KeyTokens, str, Prepared]] = {}
 
-    def jobs():
+    def jobs() -> Iterator[scorer_lib.Job | Evaluated]:
       for place, (keys, text) in enumerate(pairs):
         prepared, log_probs = self._read(keys, text[: keys.n_chars])
         if prepared.reason:
@@ -337,7 +337,9 @@ class Evaluation:
         done = _evaluated(*waiting.pop(done.job.key), done.long)
       yield done
 
-  def _read(self, keys, text):
+  def _read(
+    self, keys: KeyTokens, text: str
+  ) -> tuple[Prepared, Float[np.ndarray, " T"] | None]:
     """What the model reads, and the evaluator's log-probs if they are its."""
     if keys.reason in UNREADABLE:
       return protocol.unscorable(keys.reason), None
@@ -349,7 +351,7 @@ class Evaluation:
     same = same and np.array_equal(theirs.offsets, keys.offsets)
     return prepared, keys.long_log_probs if same else None
 
-  def _prepare(self, text, *, is_evaluator):
+  def _prepare(self, text: str, *, is_evaluator: bool) -> Prepared:
     return protocol.prepare(
       text,
       self.scorer.model.tokenizer,

@@ -385,7 +385,8 @@ def _evaluate_documents(
     lines.append(line)
     progress.advance()
   progress.finish()
-  removed = files.remove_other_tokens(workdir, name, tokens)
+  kept = tokens if per_token else ()
+  removed = files.remove_other_tokens(workdir, name, kept)
   if removed:
     logging.info(
       "%s: removed %d files of tokens of other documents or key tokens",

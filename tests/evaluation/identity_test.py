@@ -6,6 +6,7 @@ for what an empty workdir gives.
 
 import dataclasses
 import json
+import os
 import shutil
 
 import numpy as np
@@ -54,7 +55,7 @@ def models(tmp_path_factory):
 def corpus(tmp_path, models):
   """(texts, ids, thresholds) -> config of m1 on the keys that m0 finds."""
 
-  def write(texts, ids=None, *, name="corpus", **longppl):
+  def write(texts, ids=None, *, name="corpus", max_length=0, **longppl):
     path = tmp_path / f"{name}.jsonl"
     write_jsonl(path, texts)
     if ids:
@@ -68,6 +69,7 @@ def corpus(tmp_path, models):
       models=(str(models / "m1"),),
     )
     config.longppl.update(longppl)
+    config.data.max_length = max_length
     score.score_corpus(config, workdir=tmp_path / name, overwrite=True)
     config.key_tokens = str(tmp_path / name)
     return config
@@ -139,11 +141,12 @@ def test_edited_slices_are_other_key_tokens(tmp_path, corpus):
 
 
 def test_a_store_that_was_scored_anew_is_evaluated_anew(tmp_path, corpus):
-  """Other windows find other keys in the same texts."""
+  """Of the same texts it read less."""
   work = tmp_path / "work"
   evaluate(corpus(TEXTS[:3]), work)
-  with pytest.raises(ValueError, match=r"keys\.stride was 16 and is 8"):
-    evaluate(corpus(TEXTS[:3], stride=8), work)
+  message = r"keys\.max_length was 4096 and is 99"
+  with pytest.raises(ValueError, match=message):
+    evaluate(corpus(TEXTS[:3], max_length=99), work)
 
 
 def test_the_hash_of_key_tokens_is_of_all_that_a_model_is_told(
@@ -249,8 +252,9 @@ def test_heat_maps_of_other_key_tokens_are_refused_by_field(tmp_path, corpus):
     )
 
   assert len(maps("corpus")) == 2
-  corpus(TEXTS[:2], name="other", stride=8)
-  with pytest.raises(alike.NotComparable, match=r"keys\.stride: 8 and 16"):
+  corpus(TEXTS[:2], name="other", max_length=99)
+  message = r"keys\.max_length: 99 and 4096"
+  with pytest.raises(alike.NotComparable, match=message):
     maps("other")
   corpus(TEXTS[2:4], name="texts")
   with pytest.raises(alike.NotComparable, match=r"text of 'd0': '\w{8}' and"):
@@ -307,3 +311,52 @@ def test_a_document_that_is_not_finite_fails_alone(
   # It is done nowhere, so that a sound model makes it good.
   monkeypatch.undo()
   assert numbers(evaluate(config, tmp_path / "work")) == numbers(expected)
+
+
+class Crash(BaseException):
+  """Ends a run as SIGKILL does: nothing catches it."""
+
+
+def crash_at(monkeypatch, count):
+  """Raises at the `count`-th write from now on, before it reaches the disk."""
+  calls = []
+  for name in ("replace", "fsync"):
+    call = getattr(os, name)
+
+    def counted(*args, call=call):
+      calls.append(args)
+      if len(calls) == count:
+        raise Crash
+      return call(*args)
+
+    monkeypatch.setattr(os, name, counted)
+  return calls
+
+
+def test_a_crash_at_any_write_leaves_before_or_after(tmp_path, corpus, models):
+  """Two documents with tokens, then two others in the same workdir."""
+  first, second = corpus(TEXTS[:2], name="A"), corpus(TEXTS[2:4], name="B")
+  first.eval.per_token = second.eval.per_token = True
+  work = tmp_path / "work"
+  before = evaluate(first, work)
+  shutil.copytree(work, tmp_path / "saved")
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    writes = crash_at(monkeypatch, 0)
+    after = evaluate(second, work)
+  assert len(writes) > 10
+  for count in range(1, len(writes) + 1):
+    shutil.rmtree(work)
+    shutil.copytree(tmp_path / "saved", work)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+      crash_at(monkeypatch, count)
+      with pytest.raises(Crash):
+        evaluate(second, work)
+    try:
+      (found,) = files.load_results(work)
+      assert numbers(found) in (numbers(before), numbers(after)), count
+    except ValueError as error:
+      assert "documents/m1.parquet is not the one" in str(error)
+    assert numbers(evaluate(second, work)) == numbers(after), count
+    assert not list(work.rglob("*.tmp"))
+    table = pq.read_table(work / "tokens" / "m1")
+    assert table.num_rows == after.n_tokens
