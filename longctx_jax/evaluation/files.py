@@ -25,8 +25,8 @@ from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.evaluation.passes import Evaluated
 from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.key_tokens.record import KeyTokens
+from longctx_jax.runtime import failures, settings, urls
 from longctx_jax.runtime import files as runtime_files
-from longctx_jax.runtime import settings
 
 # 2: lines name text and key tokens, and what they took.
 _LEDGER_FORMAT = 2
@@ -44,8 +44,9 @@ def load_results(workdir: str | Path) -> list[ModelResult]:
   Raises:
     ValueError: there are no results, or a file is none.
   """
-  files, root = fsspec.core.url_to_fs(str(workdir))
-  paths = sorted(files.glob(f"{root}/results/*.json"))
+  files, root = urls.open_file_system(workdir)
+  with urls.reaching(workdir):
+    paths = sorted(files.glob(f"{root}/results/*.json"))
   if not paths:
     raise ValueError(
       f"no results in {workdir}/results: run scripts/eval.py with this workdir "
@@ -60,7 +61,8 @@ def _load_result(
   rows = []
   documents = f"{root}/documents/{Path(path).stem}.parquet"
   if files.exists(documents):
-    rows = pq.read_table(documents, filesystem=files).to_pylist()
+    with failures.reading(documents):
+      rows = pq.read_table(documents, filesystem=files).to_pylist()
   result, stated = _read_result(files, path, rows)
   # Written before the hash was: nothing says whether the two belong together.
   if stated is not None and stated != result.documents_sha256:
@@ -80,7 +82,7 @@ def _read_result(
   """The result, and the hash of documents that it was written with."""
   try:
     fields = json.loads(files.cat_file(path))
-  except json.JSONDecodeError as error:
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
     raise ValueError(f"{path} is no JSON: {error}. Evaluate again.") from error
   try:
     result = ModelResult.from_json(fields, map(DocumentResult.from_json, rows))
@@ -93,7 +95,7 @@ def _read_result(
 
 def has_numbers(workdir: str | Path, name: str) -> bool:
   """Whether an earlier run of the model came to its end."""
-  files, root = fsspec.core.url_to_fs(str(workdir))
+  files, root = urls.open_file_system(workdir)
   path = f"{root}/results/{name}.json"
   return files.exists(path) and _read_result(files, path)[0].has_numbers
 

@@ -38,7 +38,8 @@ def of_keys(manifest: Mapping[str, Any]) -> dict[str, Any]:
   """
   recorded = _RECORDED | (_NAMES if manifest.get("checksum") else set())
   facts = {n: v for n, v in manifest.items() if n not in recorded}
-  return settings.flatten(facts, prefix="keys.")
+  # What was written before the number was, was made under the first.
+  return settings.flatten({"numerics": 1} | facts, prefix="keys.")
 
 
 def of_model(model: Mapping[str, Any]) -> dict[str, Any]:

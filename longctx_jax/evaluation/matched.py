@@ -3,15 +3,67 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from absl import logging
+from ml_collections import ConfigDict
 
-from longctx_jax.key_tokens import record
+from longctx_jax.key_tokens import record, slices
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
+from longctx_jax.runtime import settings
 from longctx_jax.text.corpus import Corpus, Document
+
+_SLICES = "slices:"
+_THRESHOLDS = ("alpha", "beta")
+
+
+def open_keys(
+  config: ConfigDict, corpus: Corpus, named: Mapping[str, Any] | None
+) -> KeyTokenStore:
+  """The key tokens that the config names, under its thresholds.
+
+  `config.key_tokens` is a workdir that was scored, its key_tokens folder, or
+  "slices:FOLDER" for the reference's slice files. Windows, protocol and
+  evaluator are the store's; so are the thresholds, unless they were named.
+
+  Args:
+    config: as configs/longppl.py.
+    corpus: the documents.
+    named: manifest fields that the user named: thresholds are taken from here,
+      the others must agree. None where the config itself names them: its
+      thresholds are taken.
+
+  Raises:
+    ValueError: thresholds that the store cannot be read with, or a manifest
+      that differs from `named`; the fields are given with both values.
+    FileNotFoundError: no store there.
+  """
+  if config.key_tokens.startswith(_SLICES):
+    folder = config.key_tokens.removeprefix(_SLICES)
+    store = slices.read_slice_store(folder, corpus)
+  else:
+    store = store_lib.read_store(config.key_tokens)
+  asked = {name: config.longppl[name] for name in _THRESHOLDS}
+  named = asked if named is None else named
+  stored = store.manifest.to_json()
+  stated = {n: stored[n] for n in named if n in stored and n not in _THRESHOLDS}
+  different = [
+    f"{name} is {there} there and {here} here"
+    for name, there, here in settings.differences(
+      stated, {name: named[name] for name in stated}
+    )
+  ]
+  if different:
+    raise ValueError(
+      f"{config.key_tokens} was made with other settings: "
+      f"{'; '.join(different)}. Leave them out, or score again"
+    )
+  kept = {name: stored[name] for name in _THRESHOLDS}
+  taken = kept | {name: named[name] for name in _THRESHOLDS if name in named}
+  return store.with_thresholds(taken["alpha"], taken["beta"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +24,6 @@ from longctx_jax.evaluation.files import Line
 from longctx_jax.evaluation.foreign import ForeignLogProbs, evaluate_log_probs
 from longctx_jax.evaluation.matched import Matched
 from longctx_jax.evaluation.results import ModelResult
-from longctx_jax.key_tokens import slices
-from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
@@ -34,9 +33,6 @@ from longctx_jax.scoring import finder, setup
 from longctx_jax.scoring import run as run_lib
 from longctx_jax.text.corpus import Corpus
 
-_SLICES = "slices:"
-_THRESHOLDS = ("alpha", "beta")
-
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -44,52 +40,6 @@ class Candidate:
 
   name: str
   load: Callable[[], LoadedModel]
-
-
-def open_keys(
-  config: ConfigDict, corpus: Corpus, named: Mapping[str, Any] | None
-) -> KeyTokenStore:
-  """The key tokens that the config names, under its thresholds.
-
-  `config.key_tokens` is a workdir that was scored, its key_tokens folder, or
-  "slices:FOLDER" for the reference's slice files. Windows, protocol and
-  evaluator are the store's; so are the thresholds, unless they were named.
-
-  Args:
-    config: as configs/longppl.py.
-    corpus: the documents.
-    named: manifest fields that the user named: thresholds are taken from here,
-      the others must agree. None where the config itself names them: its
-      thresholds are taken.
-
-  Raises:
-    ValueError: thresholds that the store cannot be read with, or a manifest
-      that differs from `named`; the fields are given with both values.
-    FileNotFoundError: no store there.
-  """
-  if config.key_tokens.startswith(_SLICES):
-    folder = config.key_tokens.removeprefix(_SLICES)
-    store = slices.read_slice_store(folder, corpus)
-  else:
-    store = store_lib.read_store(config.key_tokens)
-  asked = {name: config.longppl[name] for name in _THRESHOLDS}
-  named = asked if named is None else named
-  stored = store.manifest
-  stated = {n: stored[n] for n in named if n in stored and n not in _THRESHOLDS}
-  different = [
-    f"{name} is {there} there and {here} here"
-    for name, there, here in settings.differences(
-      stated, {name: named[name] for name in stated}
-    )
-  ]
-  if different:
-    raise ValueError(
-      f"{config.key_tokens} was made with other settings: "
-      f"{'; '.join(different)}. Leave them out, or score again"
-    )
-  kept = {name: stored[name] for name in _THRESHOLDS}
-  taken = kept | {name: named[name] for name in _THRESHOLDS if name in named}
-  return store.with_thresholds(taken["alpha"], taken["beta"])
 
 
 def evaluate(
@@ -108,7 +58,7 @@ def evaluate(
     workdir: gets results/ and documents/, and key_tokens/ if scored here.
     overwrite: evaluate anew what other settings were used for.
     foreign: log-probs computed elsewhere, evaluated beside the models.
-    named: what the user said of key tokens from elsewhere; see `open_keys`.
+    named: what the user said of key tokens; see `matched.open_keys`.
     intersection: evaluate on the documents that key tokens and corpus share,
       where they do not hold the same.
 
@@ -140,14 +90,14 @@ def evaluate(
     raise ValueError("no model is named: give at least one --model")
   if config.key_tokens:
     corpus = setup.open_corpus(config)
-    store = open_keys(config, corpus, named)
+    store = matched_lib.open_keys(config, corpus, named)
   else:
     store = run_lib.score_corpus(config, workdir=workdir, overwrite=overwrite)
     corpus = setup.open_corpus(config)
   # Raises before any model is loaded.
   pair = matched_lib.intersect if intersection else matched_lib.match
   matched = pair(store, corpus)
-  taken = {name: store.manifest[name] for name in _THRESHOLDS}
+  taken = dataclasses.asdict(store.manifest.thresholds)
   if any(config.longppl[name] != taken[name] for name in taken):
     logging.info(
       "thresholds of the key tokens: %s; others are named by "
@@ -176,7 +126,11 @@ def model_names(paths: Sequence[str]) -> list[str]:
   names = []
   for path in paths:
     is_hub_id = not pathlib.Path(path).exists() and path.count("/") == 1
-    name = path.replace("/", "--") if is_hub_id else pathlib.Path(path).name
+    # The absolute path: "." has no name of its own.
+    own = pathlib.Path(os.path.abspath(pathlib.Path(path).expanduser())).name
+    name = path.replace("/", "--") if is_hub_id else own
+    if not name:
+      raise ValueError(f"--model {path} has no name: name a folder of its own")
     if name in names:
       raise ValueError(
         f"two models are called {name!r}: evaluate them into two workdirs"
@@ -241,7 +195,7 @@ def _guarded(
       result = ModelResult(
         name=name,
         reason=f"{results.FAILED}{type(error).__name__}: {error}",
-        keys=store.manifest,
+        keys=store.manifest.to_json(),
       )
       if files.has_numbers(workdir, name):
         logging.warning("%s: the results of an earlier run are kept", name)
@@ -290,7 +244,7 @@ def _evaluate_model(
   facts = {"name": facts.pop("evaluator")} | facts
   made_with = {
     "model": facts,
-    "keys": manifest,
+    "keys": manifest.to_json(),
     "max_length": run.max_length,
     "over_length": config.data.over_length,
     "per_token": config.eval.per_token,
@@ -364,8 +318,8 @@ def _evaluate_documents(
         progress.skip()
         continue
       text = document.text or ""
-      if not checked and text:
-        run.check_bos([text])
+      if not checked:
+        run.check_bos(document.text or "" for _, document in matched)
         checked = True
       yield keys, text
 

@@ -77,7 +77,7 @@ def check_keys(
   Raises:
     NotComparable: names the field, or the document, and both values.
   """
-  theirs = identity.of_keys(store.manifest)
+  theirs = identity.of_keys(store.manifest.to_json())
   theirs |= {
     f"text of {doc_id!r}": digest[:_SHORT_HASH]
     for doc_id, digest in store.hashes.items()
