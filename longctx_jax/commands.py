@@ -21,11 +21,13 @@ from ml_collections import ConfigDict, config_flags
 from longctx_jax.runtime import failures, machine, urls
 from longctx_jax.scoring import protocol
 
-# Of a store of key tokens; the thresholds may be any that it can be read with.
+# Of a store of key tokens.
 _NAMED_FIELDS = (
   "evaluator",
   "longppl.short_len",
   "longppl.stride",
+  "longppl.alpha",
+  "longppl.beta",
   "longppl.protocol",
 )
 

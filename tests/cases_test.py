@@ -338,8 +338,51 @@ CASES = {
 # Faults that real use found, by kind: the test that asks the general question.
 FAULTS = {
   # stale: numbers that belong to other inputs.
+  "stale-1": """
+    evaluation/identity_test::test_only_the_documents_of_this_corpus_are_pooled
+    evaluation/files_test::test_a_ledger_of_before_is_done_again_with_a_word""",
+  "stale-2": """
+    evaluation/identity_test::test_new_texts_under_the_ids_of_others_are_evaluated
+    evaluation/identity_test::test_one_changed_text_is_evaluated_and_the_others_kept
+    evaluation/identity_test::test_a_store_that_was_scored_anew_is_evaluated_anew
+    """,
+  "stale-3": """
+    evaluation/identity_test::test_edited_slices_are_other_key_tokens
+    evaluation/identity_test::test_the_hash_of_key_tokens_is_of_all_that_a_model_is_told
+    """,
+  "stale-4": """
+    evaluation/identity_test::test_results_on_other_texts_are_not_comparable
+    evaluation/files_test::test_documents_of_another_result_are_refused_by_file
+    report/alike_test::test_each_command_asks_for_the_same_documents""",
+  "stale-5": "evaluation/identity_test::test_heat_maps_of_other_key_tokens_are_refused_by_field",
+  "stale-7": """
+    evaluation/identity_test::test_the_thresholds_are_the_stores_unless_named
+    scripts_test::test_the_numbers_do_not_depend_on_the_way""",
+  "stale-8": "evaluation/identity_test::test_tokens_are_named_by_document_and_are_those_of_the_result",
+  "stale-9": """
+    evaluation/run_test::test_a_finished_evaluation_runs_no_pass
+    evaluation/identity_test::test_where_a_model_lies_is_no_other_model""",
   # lost: work lost, or done by two at once.
+  # Two evaluations, where row 1 is of two that score.
+  "lost-1-evaluation": "evaluation/files_test::test_two_do_not_write_one_ledger",
+  "lost-3-evaluation": """
+    evaluation/identity_test::test_a_document_that_is_not_finite_fails_alone
+    evaluation/files_test::test_losses_that_are_not_finite_are_in_no_ledger""",
+  "lost-5-evaluation": "evaluation/identity_test::test_what_key_tokens_and_corpus_share_is_evaluated_on_request",
   # silent: something is left out and nobody says so.
+  "silent-1-evaluation": """
+    evaluation/caveats_test::test_a_model_that_cuts_says_how_much
+    evaluation/caveats_test::test_what_the_evaluator_did_not_read_is_unread
+    evaluation/results_test::test_cut_documents_are_counted_and_warned_of""",
+  "silent-3": """
+    evaluation/caveats_test::test_a_model_that_skips_half_of_the_documents_covers_half
+    evaluation/results_test::test_a_skipped_document_counts_as_missed""",
+  "silent-4-evaluation": """
+    evaluation/caveats_test::test_nothing_scored_is_an_error_after_the_results
+    scripts_test::test_where_nothing_is_read_nothing_comes_next""",
+  "silent-6": """
+    evaluation/caveats_test::test_an_engine_that_cut_its_prompt_is_not_the_tokenizers_fault
+    evaluation/passes_test::test_what_an_engine_read_is_seen_from_its_log_probs""",
   "silent-2": """
     checkpoints/facts/context_test::test_a_model_reaches_as_far_as_its_table
     checkpoints/facts/context_test::test_a_stretch_whose_end_no_field_states_is_said
