@@ -40,8 +40,11 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     with naming(path):
       yield
   except Exception as error:
-    parsers = isinstance(error, UnicodeDecodeError | EOFError)
-    if not parsers and _package(error) not in _PARSERS:
+    # Arrow's errors of a damaged file are OSErrors that the system knows not.
+    known = isinstance(error, UnicodeDecodeError | EOFError) or (
+      type(error) is OSError and not error.errno
+    )
+    if str(path) in str(error) or not (known or _package(error) in _PARSERS):
       raise
     raise ValueError(
       f"{path} is damaged, or of another kind: {_line(error)}"
