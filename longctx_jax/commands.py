@@ -240,12 +240,19 @@ def _parse(
   if not verbs and len(rest) > 1:
     _fail(f"arguments without a flag: {' '.join(rest[1:])}")
   try:
-    for name in _OUTPUTS:
-      if name in flags.FLAGS:
-        urls.require_local(flags.FLAGS[name].value or "", flag=name)
+    for name, place in _outputs().items():
+      urls.require_local(place, flag=name)
   except ValueError as error:
     _fail(error)
   return rest
+
+
+def _outputs() -> dict[str, str]:
+  """The flags that name what is written, and what they name."""
+  values = {
+    name: flags.FLAGS[name].value for name in _OUTPUTS if name in flags.FLAGS
+  }
+  return {name: value or "" for name, value in values.items()}
 
 
 def _fail(error: BaseException | str) -> NoReturn:
@@ -289,7 +296,8 @@ def _run(
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
   except Exception as error:
-    sentence = failures.explain(error)
+    place = next(filter(None, _outputs().values()), "the disk")
+    sentence = failures.explain(error, place=place)
     if not sentence:
       raise
     if VERBOSE.value:

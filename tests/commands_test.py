@@ -171,7 +171,7 @@ MISTAKES = {
   "a full disk": (
     ["full.py", "{root}/" + SCORE, "--workdir=w", "--data=c.jsonl",
      "--model=m0"],
-    "no space left on the disk. Free some, and the same",
+    ": no space left on the disk. Free some, and the same command goes on",
   ),
   **{
     f"{flag} of {script} in a bucket": (

@@ -51,24 +51,27 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     ) from error
 
 
-def explain(error: BaseException) -> str:
+def is_full_disk(error: BaseException) -> bool:
+  """Whether a disk without space is behind an error, of whichever class."""
+  return any(map(_is_full_disk, _chain(error)))
+
+
+def explain(error: BaseException, *, place: str = "the disk") -> str:
   """One line on what a file, a disk, a package or the network did.
 
   Args:
     error: whatever was raised.
+    place: where was written, if the error of a full disk does not say.
 
   Returns:
     "" for anything else: a fault of the program, whose traceback is wanted.
   """
-  chain = list(_chain(error))
-  for one in chain:
-    if _is_full_disk(one):
-      names = (getattr(other, "filename", None) for other in chain)
-      name = next(filter(None, names), "the disk")
-      return (
-        f"{name}: no space left on the disk. Free some, and the same command "
-        "goes on"
-      )
+  if is_full_disk(error):
+    names = (getattr(other, "filename", None) for other in _chain(error))
+    return (
+      f"{next(filter(None, names), place)}: no space left on the disk. Free "
+      "some, and the same command goes on"
+    )
   text, name = _line(error), type(error).__name__
   if isinstance(error, ImportError):
     own = (error.name or "").startswith("longctx_jax")

@@ -46,6 +46,8 @@ def raised(error, cause=None):
 def test_what_came_from_outside_is_a_sentence(error, sentence):
   found = failures.explain(error)
   assert sentence in found and "\n" not in found
+  if "the disk:" in found:
+    assert failures.explain(error, place="w").startswith("w: no space left")
 
 
 @pytest.mark.parametrize(
