@@ -207,7 +207,7 @@ CASES = {
     checkpoints/export_test::test_a_failed_export_leaves_nothing""",
   "G7": "checkpoints/export_test::test_one_shard_is_one_file_that_stays",
   "G8": """
-    checkpoints/weights_test::test_a_tokenizer_with_more_ids_than_the_model_is_refused
+    checkpoints/weights_test::test_ids_without_an_embedding_are_refused_where_they_occur
     checkpoints/convert_test::test_verification_is_what_its_names_say""",
   "G9": """
     checkpoints/export_test::test_shards_keep_to_their_size_and_are_indexed
@@ -340,6 +340,10 @@ FAULTS = {
   # stale: numbers that belong to other inputs.
   # lost: work lost, or done by two at once.
   # silent: something is left out and nobody says so.
+  "silent-2": """
+    checkpoints/facts/context_test::test_a_model_reaches_as_far_as_its_table
+    checkpoints/facts/context_test::test_a_stretch_whose_end_no_field_states_is_said
+    checkpoints/facts/context_test::test_a_trained_table_reaches_as_far_as_its_export""",
   # A .json file that is one array.
   "silent-5": """
     text/corpus_test::test_an_array_of_json_is_read_row_by_row
@@ -354,7 +358,27 @@ FAULTS = {
     runtime/progress_test::test_a_long_document_tells_its_windows
     runtime/progress_test::test_what_lasts_is_told_at_its_start_and_again""",
   # facts: facts of a checkpoint or tokenizer that are not taken.
+  "facts-1": """
+    checkpoints/weights_test::test_a_tied_model_may_store_a_head_of_its_own
+    checkpoints/weights_test::test_the_head_alone_is_the_embedding_of_a_tied_model""",
+  "facts-2": "checkpoints/weights_test::test_ids_without_an_embedding_are_refused_where_they_occur",
+  "facts-3": "text/tokenizer_test::test_files_that_disagree_on_the_bos_are_called_out",
+  "facts-4": "scoring/protocol_test::test_a_text_that_holds_the_bos_is_called_out",
+  "facts-5": "text/tokenizer_test::test_the_package_that_reads_a_vocabulary_is_named",
+  "facts-6": "checkpoints/gguf/tensors_test::test_an_unknown_pre_tokenizer_is_read_from_beside",
+  "facts-7": "checkpoints/facts/config_json_test::test_what_is_not_understood_is_refused_by_name",
+  "facts-8": "checkpoints/facts/config_json_test::test_an_override_changes_the_table_and_is_written",
+  "facts-9": """
+    checkpoints/weights_test::test_weights_of_64_bits_are_read
+    checkpoints/weights_test::test_whole_numbers_are_named_for_what_they_are""",
+  "facts-10": "checkpoints/weights_test::test_an_adapter_is_named",
   # sentence: an exception in place of a sentence.
+  # Cut-off or empty safetensors.
+  "sentence-1": "checkpoints/weights_test::test_a_damaged_file_is_named",
+  # A git-lfs pointer in place of a shard, index or config.json.
+  "sentence-13": """
+    checkpoints/weights_test::test_a_damaged_file_is_named
+    runtime/foreign_files_test::test_what_is_no_object_is_named""",
   # gs://, s3://, https:// without their package; hf:// offline.
   "sentence-2": """
     text/corpus_test::test_urls_that_cannot_be_read_here_are_named

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float
 
 from longctx_jax.checkpoints import export, hub, loading, orbax_folder, weights
-from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import sharding
 from longctx_jax.model.loaded import LoadedModel
 
@@ -116,7 +115,7 @@ def convert(
       model, target, fmt=fmt, origin=origin, max_shard_bytes=max_shard_bytes
     )
     return
-  config = config_json.from_hf(tensors.config, source=source)
+  config = loading.read_config(tensors, name=source)
   checked = weights.CheckedSource(tensors, config, allow_missing)
   export.write_folder(
     checked,

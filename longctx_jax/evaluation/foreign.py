@@ -121,7 +121,7 @@ def evaluate_log_probs(
     )
   return results.summarise(
     found,
-    protocol_name=matched.store.manifest["protocol"],
+    protocol_name=matched.store.manifest.protocol,
     self_evaluated=passes.has_evaluators_name(
       matched.store.manifest, foreign.name
     ),

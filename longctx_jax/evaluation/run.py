@@ -64,7 +64,7 @@ def open_keys(
     store = slices.read_slice_store(folder, corpus)
   else:
     store = store_lib.read_store(config.key_tokens)
-  stated = {n: v for n, v in store.manifest.items() if n in named}
+  stated = {n: v for n, v in store.manifest.to_json().items() if n in named}
   different = [
     f"{name} is {there} there and {here} here"
     for name, there, here in settings.differences(
@@ -220,7 +220,7 @@ def _guarded(
     result = ModelResult(
       name=name,
       reason=f"{results.FAILED}{type(error).__name__}: {error}",
-      keys=store.manifest,
+      keys=store.manifest.to_json(),
     )
     if files.has_numbers(workdir, name):
       logging.warning("%s: the results of an earlier run are kept", name)
@@ -258,7 +258,7 @@ def _evaluate_model(
   identity = {"name": identity.pop("evaluator")} | identity
   made_with = {
     "model": identity,
-    "keys": manifest,
+    "keys": manifest.to_json(),
     "max_length": config.data.max_length,
     "over_length": config.data.over_length,
     "per_token": config.eval.per_token,
@@ -278,8 +278,8 @@ def _evaluate_model(
       if keys.doc_id in ledger.done:
         continue
       text = document.text or ""
-      if not checked and text:
-        run.check_bos([text])
+      if not checked:
+        run.check_bos(document.text or "" for document in corpus)
         checked = True
       yield keys, text
 

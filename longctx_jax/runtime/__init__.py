@@ -2,6 +2,7 @@
 
 Doors, for other rooms:
   files: files that appear whole, and locks
+  foreign_files: what is wrong with a file that others wrote
   settings: whether two runs agree in what determines their numbers
   progress: usage, speed, time left, a heartbeat
   processes: several processes as one program; SIGTERM
@@ -11,5 +12,6 @@ Doors, for other rooms:
 """
 
 __all__ = [
-  "files", "settings", "progress", "processes", "machine", "urls", "failures",
+  "files", "foreign_files", "settings", "progress", "processes", "machine",
+  "urls", "failures",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from flax import nnx
 
 from longctx_jax.model import defaults, log_probs, sharding
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.paper import windows
+from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime.progress import Usage, heartbeat
 from longctx_jax.scoring import buckets
 
@@ -54,16 +54,14 @@ class Scorer:
 
   Attributes:
     model: what scores.
-    short_len: the paper's K.
-    stride: the paper's d.
+    windows: of the short contexts.
     long_batch: documents per long pass.
     window_batch: windows per short pass.
     usage: counts so far.
   """
 
   model: LoadedModel
-  short_len: int
-  stride: int
+  windows: Windows
   long_batch: int
   window_batch: int
   usage: Usage
@@ -153,9 +151,7 @@ class Scorer:
     """
     job = scores.job
     prefix, text = job.ids[: job.prefix_len], job.ids[job.prefix_len :]
-    plan = windows.plan_windows(
-      len(text), short_len=self.short_len, stride=self.stride
-    )
+    plan = self.windows.plan(len(text))
     for start, first, end in zip(
       plan.start, plan.score_start, plan.score_end, strict=True
     ):
@@ -164,12 +160,12 @@ class Scorer:
       if start == 0:
         scores.short[first:end] = scores.long[first:end]
         continue
-      span = text[start : start + self.short_len + self.stride]
+      span = text[start : start + self.windows.length]
       yield scores, first, np.concatenate([prefix, span])
 
   def _run_windows(self, batch):
     prefix_len = batch[0][0].job.prefix_len
-    length = prefix_len + self.short_len + self.stride
+    length = prefix_len + self.windows.length
     ids = np.zeros((self.window_batch, length), np.int32)
     for row, (scores, _, span) in enumerate(batch):
       if scores.job.prefix_len != prefix_len:
@@ -181,7 +177,7 @@ class Scorer:
     out = self._call(self.window_pass, prefix_len, ids, lengths)
     self.usage.count_windows(scored=len(batch))
     for row, (scores, first, span) in enumerate(batch):
-      count = len(span) - prefix_len - self.short_len
+      count = len(span) - prefix_len - self.windows.short_len
       scores.short[first : first + count] = out[row, :count]
       yield scores
 
@@ -216,9 +212,8 @@ class Scorer:
 
 def make_scorer(
   model: LoadedModel,
+  windows: Windows,
   *,
-  short_len: int,
-  stride: int,
   window_batch: int = 0,
   chunk: int = 1024,
   backend: str = "auto",
@@ -227,16 +222,11 @@ def make_scorer(
 
   Args:
     model: what scores.
-    short_len: the paper's K.
-    stride: the paper's d.
+    windows: of the short contexts.
     window_batch: windows per device and pass; 0: `defaults.window_batch`.
     chunk: positions whose logits are held at a time.
     backend: attention backend; "auto" takes the one of this machine.
-
-  Raises:
-    ValueError: unless 1 <= stride <= short_len.
   """
-  windows.check_window(short_len=short_len, stride=stride)
   backend = defaults.attention_backend(backend, model.config, dtype=model.dtype)
   ways = sharding.batch_ways(model.mesh)
   window_batch = defaults.window_batch(window_batch)
@@ -263,19 +253,18 @@ def make_scorer(
 
   @functools.partial(jax.jit, static_argnums=3, out_shardings=whole)
   def window_pass(params, ids, lengths, prefix_len):
-    first = prefix_len + short_len
+    first = prefix_len + windows.short_len
     return log_probs_of(
       params,
       ids[:, :-1],
       lengths,
       ids[:, first:],
-      (first - 1, first + stride - 1),
+      (first - 1, first + windows.stride - 1),
     )
 
   return Scorer(
     model=model,
-    short_len=short_len,
-    stride=stride,
+    windows=windows,
     long_batch=ways,
     window_batch=window_batch * ways,
     usage=Usage(),

@@ -12,8 +12,10 @@ from ml_collections import ConfigDict
 from longctx_jax.checkpoints import convert
 from longctx_jax.model import defaults, parameters
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime import machine, settings
-from longctx_jax.training import data, optimizer, step
+from longctx_jax.training import data, losses, optimizer
 from longctx_jax.training.context import rope_override
 
 # Where and how fast a run computes, but not what: free to change on a resume.
@@ -73,17 +75,15 @@ def data_config(
   windowed = loss.weights != "none"
   return data.DataConfig(
     **fields,
-    short_len=loss.short_len if windowed else 0,
-    stride=loss.stride if windowed else 0,
+    windows=Windows(loss.short_len, loss.stride) if windowed else None,
+    thresholds=Thresholds(loss.alpha, loss.beta),
     gamma=loss.gamma,
-    alpha=loss.alpha,
-    beta=loss.beta,
   )
 
 
-def loss_config(config: ConfigDict) -> step.LossConfig:
+def loss_config(config: ConfigDict) -> losses.LossConfig:
   """The settings of the loss."""
-  return step.LossConfig(**config.loss)
+  return losses.LossConfig(**config.loss)
 
 
 def optimizer_config(config: ConfigDict) -> optimizer.OptimizerConfig:

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support import manifests
 
 from longctx_jax.evaluation import foreign, matched
 from longctx_jax.key_tokens import store as store_lib
@@ -13,9 +14,7 @@ from longctx_jax.text import corpus
 # Targets are the words after the first; " fox" and " jumps" are key.
 TEXT = "the quick brown fox jumps over"
 OFFSETS = [(3, 9), (9, 15), (15, 19), (19, 25), (25, 30)]
-MANIFEST = {
-  "protocol": "paper", "detail": "tokens", "alpha": 2.0, "beta": -2.0,
-}  # fmt: skip
+MANIFEST = manifests.make()
 LONG = np.array([-1, -1, -1, -1, -9.0])
 SHORT = np.array([np.nan, -1, -8, -8, -9.5])
 
@@ -27,7 +26,7 @@ def documents(tmp_path):
   path.write_text(
     f'{{"id": "d", "text": "{TEXT}"}}\n{{"id": "e", "text": ""}}\n'
   )
-  shared = dict(alpha=2.0, beta=-2.0, manifest=MANIFEST)
+  shared = dict(manifest=MANIFEST)
   rows = [
     make_key_tokens(
       doc_id="d", doc_index=0, text_sha256=corpus.text_sha256(TEXT),
@@ -91,7 +90,7 @@ def test_tokens_behind_the_scored_text_count_for_nobody(documents, write):
     doc_id="d", doc_index=0, text_sha256=corpus.text_sha256(TEXT), n_chars=25,
     n_tokens=4, n_tokens_full=5, n_eligible=3, offsets=OFFSETS[:4],
     long_log_probs=LONG[:4], short_log_probs=SHORT[:4], truncated=True,
-    alpha=2.0, beta=-2.0, manifest=MANIFEST,
+    manifest=MANIFEST,
   )  # fmt: skip
   store = documents.store
   rows = {"d": cut, "e": store.get("e")}

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
-from support import definition
+from support import definition, manifests
 from support.command_line import Killed, run
 from support.tiny_runs import (
   ALPHA,
@@ -181,7 +181,7 @@ def test_files_hold_finite_numbers_that_agree_with_each_other(
   written = read_strict(tmp_path / "results" / "m1.json")
   assert written == json.loads(json.dumps(result.to_json()))
   assert written["model"]["name"] == str(made / "m1")
-  assert written["keys"] == open_store(made).manifest
+  assert written["keys"] == open_store(made).manifest.to_json()
   assert (written["alpha"], written["beta"]) == (ALPHA, BETA)
   assert written["seconds"] > 0 and written["tokens_per_second"] > 0
   (loaded,) = files.load_results(tmp_path)
@@ -404,7 +404,9 @@ def test_the_evaluators_own_pass_is_reused_for_its_weights_alone(
   # Without the stored log-probs the pass runs, and says the same.
   texts = dict(zip(["d0", "d1", "d2", "d3"], TEXTS, strict=True))
   rows = [
-    dataclasses.replace(row, manifest=row.manifest | {"attention": "another"})
+    dataclasses.replace(
+      row, manifest=manifests.changed(row.manifest, attention="another")
+    )
     for row in open_store(made)
   ]
   result = longppl.compute_longppl(
