@@ -279,7 +279,7 @@ def _evaluate_model(
         continue
       text = document.text or ""
       if not checked:
-        run.check_bos(document.text or "" for document in corpus)
+        run.check_bos(document.text or "" for document in matched.corpus)
         checked = True
       yield keys, text
 
