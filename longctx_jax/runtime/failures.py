@@ -14,7 +14,24 @@ _FULL_TEXT = re.compile(
 )
 # Packages whose errors speak of what they were given, and share no class.
 _READERS = ("fsspec", "huggingface_hub", "httpx", "requests", "aiohttp")
-_PARSERS = ("pyarrow", "json", "_csv", "csv", "safetensors_rust", "safetensors")
+_PARSERS = (
+  "pyarrow",
+  "json",
+  "zipfile",
+  "zlib",
+  "_csv",
+  "csv",
+  "safetensors_rust",
+  "safetensors",
+)
+# What helps, by what the system says of a path.
+_REMEDIES = (
+  (FileNotFoundError, "check how it is spelled, and where it is relative to"),
+  (IsADirectoryError, "it is a folder, name a file"),
+  (NotADirectoryError, "a file stands where a folder is wanted, name another"),
+  (FileExistsError, "it stands in the way, name another or move it"),
+  (PermissionError, "this user may not, change its mode or take another"),
+)
 _LENGTH = 600  # characters of a sentence
 
 
@@ -76,6 +93,12 @@ def explain(error: BaseException, *, place: str = "the disk") -> str:
   if isinstance(error, ImportError):
     own = (error.name or "").startswith("longctx_jax")
     return "" if own else f"a package is missing or does not load: {text}"
+  if isinstance(error, re.error):
+    return f"the pattern {error.pattern!r} is no regular expression: {text}"
+  if isinstance(error, OSError) and error.filename and error.strerror:
+    remedies = (what for kind, what in _REMEDIES if isinstance(error, kind))
+    remedy = next(remedies, "take another path")
+    return f"{error.filename}: {error.strerror}: {remedy}"
   if isinstance(error, MemoryError):
     return f"the memory of this machine does not suffice: {text or name}"
   if "RESOURCE_EXHAUSTED" in text:
@@ -86,7 +109,7 @@ def explain(error: BaseException, *, place: str = "the disk") -> str:
     )
   if isinstance(error, ValueError | OSError):
     return text or name
-  return f"{name}: {text}" if _package(error) in (*_PARSERS, *_READERS) else ""
+  return f"{name}: {text}" if _package(error) in [*_PARSERS, *_READERS] else ""
 
 
 def _package(error: BaseException) -> str:

@@ -86,6 +86,8 @@ def open_files(source: str, *, text_column: str) -> list[RowFile]:
     ValueError: an unknown extension, a damaged file, a URL whose package is
       not installed.
   """
+  if not source:
+    raise ValueError("a source is empty: name a file, folder, glob or URL.")
   fs, root = urls.open_file_system(source)
   with urls.reaching(source):
     paths = _find(fs, root, source)
