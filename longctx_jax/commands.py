@@ -7,11 +7,12 @@ import logging as py_logging
 import os
 import pathlib
 import re
+import runpy
 import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -215,29 +216,77 @@ def _parse(
   argv: list[str], verbs: Collection[str], words: Collection[str]
 ) -> list[str]:
   # A --flagfile may name the config.
-  given = flags.FLAGS.read_flags_from_files(argv[1:])
-  named = any(re.match(r"--?config(=|$)", argument) for argument in given)
-  if _default_config and not named:
-    argv = [argv[0], f"--config={_default_config}", *argv[1:]]
+  file = _config_file(flags.FLAGS.read_flags_from_files(argv[1:]))
+  if _default_config and not file:
+    file = _default_config
+    argv = [argv[0], f"--config={file}", *argv[1:]]
   try:
     rest = flags.FLAGS(argv)
-  except flags.Error as error:
+    _check_fields(file)
+    _check_outputs()
+  except (flags.Error, AttributeError, KeyError, ValueError, OSError) as error:
+    if "'get_config'" in str(error):
+      _fail(f"--config {file} is no config: it has no function get_config")
+    # A misspelled field of the config, or a file that is not there.
     _fail(error)
-  except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-    # A misspelled field of the config, or a file that is none.
-    _fail(error)
+  except Exception as error:  # noqa: BLE001  a config is a program
+    _fail(f"--config {file} does not load: {type(error).__name__}: {error}")
   if verbs and (len(rest) != 2 + len(words) or rest[1] not in verbs):
     expected = [f"one of {', '.join(verbs)}", *words]
     _fail(f"expected {', then '.join(expected)}")
   if not verbs and len(rest) > 1:
     _fail(f"arguments without a flag: {' '.join(rest[1:])}")
-  try:
-    for name in _OUTPUTS:
-      if name in flags.FLAGS:
-        urls.require_local(flags.FLAGS[name].value or "", flag=name)
-  except ValueError as error:
-    _fail(error)
   return rest
+
+
+def _config_file(argv: list[str]) -> str:
+  """What --config names on the command line; "" where it is not there."""
+  for word, following in itertools.pairwise([*argv, ""]):
+    if match := re.fullmatch(r"--?config(?:=(.*))?", word):
+      return following if match[1] is None else match[1]
+  return ""
+
+
+def _check_fields(file: str) -> None:
+  """Raises ValueError for a config that is made for another script."""
+  if not _default_config:
+    return
+  config = flags.FLAGS["config"].value
+  default = runpy.run_path(_default_config)["get_config"]()
+  lacking = list(_lacking(config, default))
+  # One that names its program is for `hand_over`.
+  if lacking and "program" not in config:
+    raise ValueError(
+      f"--config {file} is made for another script: it has no field "
+      f"{', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}. One that "
+      f"has is configs/{pathlib.Path(_default_config).name}"
+    )
+
+
+def _lacking(
+  config: ConfigDict, default: ConfigDict, prefix: str = ""
+) -> Iterator[str]:
+  for name, value in default.items():
+    if name not in config:
+      yield prefix + name
+    elif isinstance(value, ConfigDict) and isinstance(config[name], ConfigDict):
+      yield from _lacking(config[name], value, f"{prefix}{name}.")
+
+
+def _check_outputs() -> None:
+  """Raises ValueError where nothing can be written."""
+  for name, place in _outputs().items():
+    if name == "workdir" and not place:
+      raise ValueError("--workdir is empty: name a folder, which is made")
+    urls.require_local(place, flag=name)
+
+
+def _outputs() -> dict[str, str]:
+  """The flags that name what is written, and what they name."""
+  values = {
+    name: flags.FLAGS[name].value for name in _OUTPUTS if name in flags.FLAGS
+  }
+  return {name: value or "" for name, value in values.items()}
 
 
 def _fail(error: BaseException | str) -> NoReturn:
@@ -282,7 +331,8 @@ def _run(
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
   except Exception as error:
-    sentence = failures.explain(error)
+    place = next(filter(None, _outputs().values()), "the disk")
+    sentence = failures.explain(error, place=place)
     if not sentence:
       raise
     if VERBOSE.value:
