@@ -157,7 +157,7 @@ CASES = {
   "F3": """
     checkpoints/facts/config_json_test::test_round_trip
     checkpoints/export_test::test_one_shard_is_one_file_that_stays
-    checkpoints/checked_test::test_an_odd_rope_table_is_called_out
+    checkpoints/weights_test::test_an_odd_rope_table_is_called_out
     checkpoints/export_parity_test::test_an_exported_folder_has_our_logits_in_transformers
     checkpoints/family_parity_test::test_logits_are_those_of_transformers""",
   "F4": """
@@ -177,7 +177,7 @@ CASES = {
   "F7": """
     checkpoints/facts/config_json_test::test_an_override_changes_the_table_and_is_written
     checkpoints/facts/config_json_test::test_a_bad_override_is_refused
-    checkpoints/checked_test::test_an_odd_rope_table_is_called_out""",
+    checkpoints/weights_test::test_an_odd_rope_table_is_called_out""",
   "F8": """
     model/transformer_test::test_a_sliding_window_hides_the_first_token
     model/attention_test::test_keys_out_of_sight_never_matter
@@ -185,17 +185,17 @@ CASES = {
     checkpoints/family_parity_test::test_logits_are_those_of_transformers""",
   "F9": "model/attention_test::test_head_sizes",
   "G1": """
-    checkpoints/checked_test::test_shards_load_to_the_same
-    checkpoints/checked_test::test_wrong_tensors_are_named
-    checkpoints/checked_test::test_a_pattern_allows_missing_and_unexplained_tensors""",
+    checkpoints/weights_test::test_shards_load_to_the_same
+    checkpoints/weights_test::test_wrong_tensors_are_named
+    checkpoints/weights_test::test_a_pattern_allows_missing_and_unexplained_tensors""",
   "G2": """
-    checkpoints/checked_test::test_a_tied_head_may_be_stored_twice
-    checkpoints/checked_test::test_odd_weights_are_called_out
+    checkpoints/weights_test::test_a_tied_head_may_be_stored_twice
+    checkpoints/weights_test::test_odd_weights_are_called_out
     parity_test::test_logits_are_those_of_transformers""",
   "G3": """
     checkpoints/gguf/tensors_test::test_tensors_come_back_in_hugging_face_layout
     checkpoints/gguf/families_test::test_a_gguf_file_gives_the_model_of_its_safetensors
-    checkpoints/checked_test::test_other_layouts_are_refused_by_name""",
+    checkpoints/weights_test::test_other_layouts_are_refused_by_name""",
   "G4": """
     checkpoints/memory_test::test_the_host_holds_a_shard_and_two_tensors_at_most""",
   "G5": """
@@ -207,7 +207,7 @@ CASES = {
     checkpoints/export_test::test_a_failed_export_leaves_nothing""",
   "G7": "checkpoints/export_test::test_one_shard_is_one_file_that_stays",
   "G8": """
-    checkpoints/checked_test::test_a_tokenizer_with_more_ids_than_the_model_is_refused
+    checkpoints/weights_test::test_a_tokenizer_with_more_ids_than_the_model_is_refused
     checkpoints/convert_test::test_verification_is_what_its_names_say""",
   "G9": """
     checkpoints/export_test::test_shards_keep_to_their_size_and_are_indexed
@@ -216,7 +216,7 @@ CASES = {
   "H1": """
     training/checkpoint_test::test_eight_devices_write_what_any_number_reads
     checkpoints/convert_test::test_eight_devices_write_and_any_number_reads
-    checkpoints/checked_test::test_slow_reading_says_that_it_goes_on""",
+    checkpoints/weights_test::test_slow_reading_says_that_it_goes_on""",
   "H2": "training/checkpoint_test::test_eight_devices_write_what_any_number_reads",
   "H3": """
     scoring/scorer_test::test_devices_change_nothing

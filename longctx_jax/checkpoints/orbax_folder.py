@@ -17,8 +17,9 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
-from longctx_jax.checkpoints import checked, export, folder_files
+from longctx_jax.checkpoints import export, folder_files, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, partition
 from longctx_jax.model.config import ModelConfig
@@ -61,12 +62,12 @@ def write_folder(
   record = {
     "format_version": 1,
     "dtype": str(dtype),
-    "checksum": checked.checksum(source),
+    "checksum": weights.checksum(source),
     "revision": revision,
     "shapes": {name: list(shape) for name, shape in source.parameters.items()},
   }
   with folder_files.new_folder(folder) as part:
-    folder_files.write_assets(part, fields, origin)
+    folder_files.write_beside_weights(part, fields, origin)
     (part / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
     with ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(part.resolve() / _PARAMS, nnx.to_pure_dict(params))
@@ -88,7 +89,7 @@ def read_config(folder: pathlib.Path) -> ModelConfig:
 
 
 def load_parameters(
-  folder: pathlib.Path, config: ModelConfig, *, dtype: Any, mesh: Mesh
+  folder: pathlib.Path, config: ModelConfig, *, dtype: DTypeLike, mesh: Mesh
 ) -> tuple[nnx.GraphDef, nnx.State]:
   """Reads the parameters onto a mesh, whichever one they were written from.
 

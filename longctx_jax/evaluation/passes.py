@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from longctx_jax.evaluation.results import DocumentResult
+from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.paper import intervals, spans
 from longctx_jax.scoring import finder, protocol

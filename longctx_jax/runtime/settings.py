@@ -26,6 +26,17 @@ def _walk(fields, prefix) -> Iterator[tuple[str, Any]]:
       yield prefix + name, value
 
 
+def differences(
+  first: Mapping[str, Any], second: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+  """Fields in which two runs differ: (name, value, other value), to print."""
+  return [
+    (name, _printed(first, name), _printed(second, name))
+    for name in sorted({*first, *second})
+    if name not in first or name not in second or first[name] != second[name]
+  ]
+
+
 def require_same(
   stored: Mapping[str, Any], current: Mapping[str, Any], *, where: object
 ) -> None:
@@ -36,14 +47,9 @@ def require_same(
     current: settings of the run that is asked for.
     where: what holds the stored ones, for the message.
   """
-  absent = "not there"
   different = [
-    f"{name} was {_value(stored, name, absent)} and is "
-    f"{_value(current, name, absent)}"
-    for name in sorted({*stored, *current})
-    if name not in stored
-    or name not in current
-    or stored[name] != current[name]
+    f"{name} was {was} and is {now}"
+    for name, was, now in differences(stored, current)
   ]
   if different:
     raise OtherSettings(
@@ -52,5 +58,5 @@ def require_same(
     )
 
 
-def _value(fields, name, absent):
-  return repr(fields[name]) if name in fields else absent
+def _printed(fields: Mapping[str, Any], name: str) -> str:
+  return repr(fields[name]) if name in fields else "not there"

@@ -115,7 +115,13 @@ def open_cache(
   return _read(folder, key)
 
 
-def _build(folder, facts, corpus, tokenizer, chunk_len):
+def _build(
+  folder: pathlib.Path,
+  facts: dict[str, Any],
+  corpus: Corpus,
+  tokenizer: TextTokenizer | None,
+  chunk_len: int,
+) -> None:
   for leftover in folder.glob("*.tmp"):
     leftover.unlink()
   parts = _parts(folder)
@@ -170,7 +176,12 @@ def _chunks_of(
     return []
 
 
-def _write_part(folder, number, pending, documents):
+def _write_part(
+  folder: pathlib.Path,
+  number: int,
+  pending: list[tuple[Chunk, int]],
+  documents: int,
+) -> None:
   # Imported where used: it defines command line flags.
   from array_record.python import array_record_module
 

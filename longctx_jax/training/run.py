@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from longctx_jax.checkpoints import export, hub, loading
 from longctx_jax.key_tokens import store as store_lib
-from longctx_jax.model import attention, flops, sharding
+from longctx_jax.model import defaults, flops, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.runtime import settings
 from longctx_jax.runtime.processes import STATUS, Preemption
@@ -53,11 +53,12 @@ def compile_step(
     batch: the arrays of a batch, or their shapes with shardings.
   """
   dtype = config_lib.compute_dtype(config)
-  backend = config.model.backend
-  if backend == "auto":
-    backend = attention.choose_backend(
-      model.config, dtype=dtype.name, packed=config.data.packing
-    )
+  backend = defaults.attention_backend(
+    config.model.backend,
+    model.config,
+    dtype=dtype,
+    packed=config.data.packing,
+  )
   step = step_lib.make_train_step(
     model,
     optimizer.make_optimizer(

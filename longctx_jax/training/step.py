@@ -14,7 +14,13 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from longctx_jax.model import log_probs, parameters, partition, sharding
+from longctx_jax.model import (
+  defaults,
+  log_probs,
+  parameters,
+  partition,
+  sharding,
+)
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper import windows
 from longctx_jax.training import losses
@@ -44,8 +50,8 @@ class LossConfig:
     alpha: LSD threshold of the key tokens that are counted, nats.
     beta: LCL threshold of the same, nats.
     chunk: positions of each row whose logits are held at a time.
-    window_batch: windows per device in the short pass; 0 takes 1 on CPU, where
-      that is the fastest, and 4 elsewhere.
+    window_batch: windows per device in the short pass; 0:
+      `defaults.window_batch`.
   """
 
   weights: str = "live"
@@ -126,9 +132,7 @@ def make_train_step(
   # A copy of the parameters must not live as long as the step.
   model = dataclasses.replace(model, params=nnx.State({}))
   compute_dtype = jnp.dtype(compute_dtype)
-  # Float32 is meant to be float32: no bfloat16 or TF32 passes. Splash does not
-  # compile for bfloat16 under "highest".
-  precision = "highest" if compute_dtype == jnp.float32 else "default"
+  precision = defaults.matmul_precision(compute_dtype)
   add_up = functools.partial(
     _gradients,
     model=model,
@@ -336,8 +340,7 @@ def _score_windows(params, ids, lengths, model, loss, backend):
   rows, count, _ = ids.shape
   ways = sharding.batch_ways(model.mesh)
   own = rows // ways * count  # windows of a device
-  automatic = 1 if jax.default_backend() == "cpu" else 4
-  at_once = min(loss.window_batch or automatic, own)
+  at_once = min(defaults.window_batch(loss.window_batch), own)
   steps = -(-own // at_once)
 
   def pool(x):

@@ -12,7 +12,7 @@ from support.checks import one_device_mesh
 
 from longctx_jax import testing
 from longctx_jax.evaluation import passes
-from longctx_jax.evaluation.results import DocumentResult
+from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.key_tokens import record
 from longctx_jax.scoring import finder, protocol, scorer
 from longctx_jax.text import corpus

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longctx_jax.evaluation import results
-from longctx_jax.evaluation.results import DocumentResult
+from longctx_jax.evaluation import caveats, results
+from longctx_jax.evaluation.documents import DocumentResult
+from longctx_jax.evaluation.results import ModelResult
 
 
 def document(regions=((1.0,),), **changes):
@@ -86,7 +87,7 @@ def test_ppl_is_weighted_as_the_protocol_says():
 def test_perplexities_are_one_loss_over_several_counts(documents):
   """Cases J3: nats, tokens, words, bytes and bits fit each other."""
   documents = [*map(document, documents), EMPTY]
-  fields = results.pooled_fields(summarise(documents), [])
+  fields = summarise(documents).to_json()
   nll = fields["nll_sum_nats"]
   assert nll == pytest.approx(sum(d.nll_sum for d in documents))
   for name in ("token", "word", "byte"):
@@ -115,7 +116,7 @@ def test_nothing_is_counted_twice_or_lost():
     dataclasses.replace(EMPTY, reason="too_short"),
   ]
   scores = [{"n_near_threshold": 3}, {"n_near_threshold": 1}, {}]
-  fields = results.pooled_fields(summarise(documents), scores)
+  fields = summarise(documents, scores=scores).to_json()
   expected = {
     "n_documents": 5,
     "n_documents_eligible": 2,
@@ -138,13 +139,13 @@ def test_nothing_is_counted_twice_or_lost():
   "scores", [[], [{}], [{"n_near_threshold": None}, {"n_near_threshold": 2}]]
 )
 def test_an_unknown_count_near_the_thresholds_is_null(scores):
-  fields = results.pooled_fields(summarise([document()]), scores)
-  assert fields["n_near_threshold"] is None
+  result = summarise([document()], scores=scores)
+  assert result.n_near_threshold is None
 
 
 def test_the_share_of_the_top_five_documents():
   documents = [document([(1.0,) * n]) for n in (1, 2, 3, 4, 5, 6, 7)]
-  fields = results.pooled_fields(summarise(documents), [])
+  fields = summarise(documents).to_json()
   assert fields["top5_documents_share"] == 25 / 28
 
 
@@ -202,7 +203,7 @@ def test_copies_of_a_text_count_once_and_are_counted(text_hash):
   assert result.longppl == pytest.approx(single.longppl)
   assert result.ci95_reason == single.ci95_reason == "these texts only"
   assert result.ci95 == pytest.approx(single.ci95)
-  assert results.pooled_fields(result, [])["warnings"] == [
+  assert list(result.warnings) == [
     "11 of 14 documents are copies of another: intervals count a text once"
   ]
 
@@ -218,7 +219,7 @@ def test_a_model_with_the_evaluators_losses_is_the_evaluator(gap, near):
   ]
   result = summarise(documents)
   assert result.self_evaluated == near
-  assert results.warnings_of(result, []) == near * [
+  assert list(result.warnings) == near * [
     f"its losses are the evaluator's to within {gap:.1%}: LongPPL is bounded "
     "by construction"
   ]
@@ -258,8 +259,9 @@ def test_results_are_json_with_finite_numbers():
   ppl = fields["documents"][1]["ppl"]
   assert ppl == pytest.approx(math.exp(2.5))
   assert fields["documents"][1]["longppl"] is None
-  pooled = results.pooled_fields(result, [{"n_near_threshold": 0}])
-  assert json.loads(json.dumps(pooled, allow_nan=False))
+  assert ModelResult.from_json(fields).to_json() == {
+    name: fields[name] for name in result.to_json()
+  }
 
 
 def near(value, *, above):
@@ -280,8 +282,7 @@ def test_warnings_of_the_key_tokens(scores, text, above):
   """Cases A14; 10 key tokens of 100 eligible ones, unless changed."""
   (changed,) = scores(above)
   one = {"n_key_tokens": 10, "copied_share": 0.0, "n_mirror": 0} | changed
-  result = summarise([document(n_eligible=100)])
-  found = results.warnings_of(result, [one])
+  found = summarise([document(n_eligible=100)], scores=[one]).warnings
   assert len(found) == above
   assert all(text in warning for warning in found)
 
@@ -294,8 +295,7 @@ def test_shares_are_over_the_key_tokens_of_all_documents():
     {"n_key_tokens": 0, "copied_share": None, "n_mirror": None},
     {},
   ]
-  result = summarise([document(n_eligible=100)])
-  copied, mirror = results.warnings_of(result, scores)
+  copied, mirror = caveats.find([document(n_eligible=100)], scores)
   assert copied.startswith("33% of the key tokens")
   assert mirror.startswith("23% as many tokens")
 
@@ -304,8 +304,7 @@ def test_shares_are_over_the_key_tokens_of_all_documents():
   ("covered", "warned"), [(90, False), (89, True), (100, False)]
 )
 def test_low_coverage_is_warned_of(covered, warned):
-  result = summarise([document(key_chars=100, covered_chars=covered)])
-  found = results.warnings_of(result, [])
+  found = caveats.find([document(key_chars=100, covered_chars=covered)], [])
   assert found == (
     [f"this tokenizer's tokens cover {covered}% of the key characters"]
     if warned
@@ -317,6 +316,5 @@ def test_cut_documents_are_warned_of():
   for truncated in (False, True):
     cut = document(text_sha256="cut", truncated=truncated)
     result = summarise([document(), cut])
-    found = results.warnings_of(result, [])
+    found = result.to_json()["warnings"]
     assert found == ["documents were cut to this model's context"] * truncated
-    assert results.pooled_fields(result, [])["warnings"] == found

@@ -320,9 +320,9 @@ def test_evaluation_in_training_is_that_of_the_export(
     ),
     workdir=tmp_path / "eval",
   )
-  assert result["ppl"] == pytest.approx(rows[-1]["eval_ppl"], rel=1e-6)
-  assert result["longppl"] == pytest.approx(rows[-1]["eval_longppl"], rel=1e-6)
-  assert result["n_key_tokens"] == rows[-1]["eval_key_tokens"] > 0
+  assert result.ppl == pytest.approx(rows[-1]["eval_ppl"], rel=1e-6)
+  assert result.longppl == pytest.approx(rows[-1]["eval_longppl"], rel=1e-6)
+  assert result.n_key_tokens == rows[-1]["eval_key_tokens"] > 0
 
 
 def test_stored_weights_come_from_a_scored_workdir(
