@@ -262,7 +262,7 @@ CASES = {
     training/step_test::test_a_document_does_not_feel_another_in_its_row""",
   "I7": """
     training/step_test::test_accumulation_pools_what_parts_of_unequal_size_sum_to
-    training/metric_log_test::test_steps_are_pooled_and_never_a_mean_of_means""",
+    training/metrics_test::test_steps_are_pooled_and_never_a_mean_of_means""",
   "I8": """
     training/losses_test::test_fused_equals_the_plain_composition
     training/losses_test::test_fused_on_a_mesh_equals_fused_on_one_device
