@@ -15,7 +15,7 @@ coverage of this and of what else was tried.
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from scipy import stats
 
 from longctx_jax.paper.perplexity import perplexity
@@ -162,10 +162,12 @@ def longppl_ci95(
 
 
 def by_text(
-  texts: Int[np.ndarray, "D"], *sums: Float[np.ndarray, "D"]
-) -> tuple[Float[np.ndarray, "C"], ...]:
+  texts: Int[np.ndarray, "D"], *sums: Num[np.ndarray, "D"]
+) -> tuple[Num[np.ndarray, "C"], ...]:
   """Sums over the documents of each text, see `text_labels`."""
-  return tuple(np.bincount(texts, weights=values) for values in sums)
+  return tuple(
+    np.bincount(texts, weights=values).astype(values.dtype) for values in sums
+  )
 
 
 def _without_each(sums, counts, kept):

@@ -19,7 +19,9 @@ def test_mask_is_the_definition(rng):
   long = -rng.exponential(2, 500).astype(np.float32)
   short = (long - rng.normal(1, 2, 500)).astype(np.float32)
   short[::7] = np.nan
-  mask = contrast.key_token_mask(long, short, alpha=2.0, beta=-2.0)
+  mask = contrast.key_token_mask(
+    jnp.array(long), jnp.array(short), alpha=2.0, beta=-2.0
+  )
   expected = oracle_mask(long, short, 2.0, -2.0)
   assert 0 < sum(expected) < 500
   assert mask.tolist() == expected

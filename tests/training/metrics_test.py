@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from absl import logging
 
 from longctx_jax.runtime.progress import StepClock
 from longctx_jax.training import metrics
@@ -98,15 +97,6 @@ def make(tmp_path):
   yield make
   for log in logs:
     log.close()
-
-
-@pytest.fixture
-def warnings(monkeypatch):
-  found = []
-  monkeypatch.setattr(
-    logging, "warning", lambda text, *values: found.append(text % values)
-  )
-  return found
 
 
 def test_a_row_covers_the_steps_since_the_last_one(make, tmp_path):
