@@ -23,6 +23,7 @@ from longctx_jax.checkpoints import export, folder_files, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, partition
 from longctx_jax.model.config import ModelConfig
+from longctx_jax.runtime import settings
 
 _RECORD = "longctx_jax.json"
 _PARAMS = "params"
@@ -111,15 +112,13 @@ def load_parameters(
   dtype = np.dtype(dtype)
   graphdef, params = parameters.abstract_model(config, dtype)
   shapes = parameters.parameter_shapes(config)
-  stored = read_record(folder)["shapes"]
-  expected = {name: list(shape) for name, shape in shapes.items()}
-  wrong = [
-    f"{name} is {stored.get(name)}, not {expected.get(name)}"
-    for name in sorted(set(stored) | set(expected))
-    if stored.get(name) != expected.get(name)
-  ]
-  if wrong:
-    raise ValueError(f"{folder}: {'; '.join(wrong[:8])}")
+  settings.require_same(
+    read_record(folder)["shapes"],
+    {name: list(shape) for name, shape in shapes.items()},
+    where=folder,
+    problem="holds other parameters than its config.json explains",
+    remedy="Convert the checkpoint again",
+  )
   shardings = partition.parameter_shardings(config, shapes, mesh)
   target = [
     (path, jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=shardings[name]))

@@ -11,10 +11,6 @@ from jaxtyping import Int
 
 from longctx_jax.paper import intervals, perplexity
 
-# Weights in bfloat16 or 8 bits change a loss by about 1 %, a BOS in front by 3;
-# two models that were trained apart differ by 20 % and more.
-_SAME_MODEL_GAP = 0.05
-
 
 @dataclasses.dataclass(frozen=True)
 class DocumentResult:
@@ -117,31 +113,15 @@ class DocumentResult:
     return perplexity.perplexity(self.nll_sum, self.n_tokens)
 
 
-def text_labels(documents: Sequence[DocumentResult]) -> Int[np.ndarray, D]:
-  """The text of each document; see `intervals.text_labels`."""
+def text_labels(documents: Sequence[DocumentResult]) -> Int[np.ndarray, " D"]:
+  """The text of each document; copies share it. See `intervals.text_labels`."""
   return intervals.text_labels(
-    [document.text_sha256 for document in documents],
-    [document.nll_sum for document in documents],
-    [document.n_tokens for document in documents],
-    [document.key_nll_sum for document in documents],
-    [document.n_key_tokens for document in documents],
+    [d.text_sha256 for d in documents],
+    [d.nll_sum for d in documents],
+    [d.n_tokens for d in documents],
+    [d.key_nll_sum for d in documents],
+    [d.n_key_tokens for d in documents],
   )
-
-
-def evaluator_gap(documents: Sequence[DocumentResult]) -> float | None:
-  """How far a model's losses lie from the evaluator's, as a share of these.
-
-  sum |NLL_model - NLL_evaluator| / sum NLL_evaluator over the targets that
-  both have; None where nothing is known of the evaluator's.
-  """
-  nll_sum = sum(document.shared_nll_sum for document in documents)
-  gap_sum = sum(document.shared_gap_sum for document in documents)
-  return gap_sum / nll_sum if nll_sum else None
-
-
-def is_evaluator(gap: float | None) -> bool:
-  """Whether an `evaluator_gap` is one of rounding, not of another model."""
-  return gap is not None and gap <= _SAME_MODEL_GAP
 
 
 def known_fields(

@@ -37,7 +37,7 @@ class ModelResult:
     longppl: exp(sum of key NLL / key tokens), pooled.
     longppl_ci95: 95 % interval of LongPPL; see `intervals.longppl_ci95`.
     longppl_ci95_reason: "" for an interval over documents, "these texts only"
-      for one over the key regions of few documents, or why there is none.
+      for one over the key regions of few, or why there is none.
     ppl: perplexity over all targets, weighted as the protocol says.
     protocol: "paper" or "strict".
     self_evaluated: the model is the evaluator, or nearly gives its log-probs,
@@ -158,13 +158,8 @@ class ModelResult:
 
   @property
   def ci95_reason(self) -> str:
-    """What the interval speaks of, or why there is none."""
+    """Why there is no interval, or what was resampled."""
     return self.longppl_ci95_reason
-
-  @property
-  def texts(self) -> Int[np.ndarray, D]:
-    """The text of each document; see `intervals.text_labels`."""
-    return documents_lib.text_labels(self.documents)
 
   @property
   def alpha(self) -> float | None:
@@ -180,6 +175,11 @@ class ModelResult:
   def attention(self) -> str:
     """What the model attended to, where that is known."""
     return self.model.get("attention") or ""
+
+  @property
+  def text_labels(self) -> Int[np.ndarray, " D"]:
+    """The text of each document; copies of one share it."""
+    return documents_lib.text_labels(self.documents)
 
   @property
   def has_numbers(self) -> bool:
@@ -243,11 +243,10 @@ def summarise(
       them `keys`, the manifest.
   """
   ci95, ci95_reason = intervals.longppl_ci95(
-    [document.region_nll_sums for document in documents],
-    [document.region_counts for document in documents],
+    [d.region_nll_sums for d in documents],
+    [d.region_counts for d in documents],
     documents_lib.text_labels(documents),
   )
-  gap = documents_lib.evaluator_gap(documents)
 
   def total(name: str) -> Any:
     return sum(getattr(document, name) for document in documents)
@@ -269,7 +268,7 @@ def summarise(
     longppl_ci95_reason=ci95_reason,
     ppl=ppl(nll_sums, n_tokens),
     protocol=protocol_name,
-    self_evaluated=self_evaluated or documents_lib.is_evaluator(gap),
+    self_evaluated=self_evaluated or caveats.is_near_evaluator(documents),
     nll_sum_nats=nll_sum,
     key_nll_sum_nats=key_nll_sum,
     n_tokens=total("n_tokens"),

@@ -172,8 +172,9 @@ def ratio_text(row: Row, baseline: str) -> str:
   return f"{row.ratio:.3f} " + (f"[{bounds}]" if bounds else "(few texts)")
 
 
-def interval_text(result: ModelResult) -> str:
+def interval_text(row: Row) -> str:
   """The interval of LongPPL for the eye, and what it speaks of if not all."""
+  result = row.result
   label = result.longppl_ci95_reason.replace("_", " ")
   if result.longppl_ci95 is None:
     return label if label and result.longppl is not None else "-"
@@ -231,7 +232,7 @@ def _ppl_ci95(result: ModelResult) -> tuple[float, float] | None:
   sums, counts = _sums(result, "nll_sum", "n_tokens")
   if result.protocol == "paper":
     sums, counts = perplexity.paper_weighted(sums, counts)
-  sums, counts = intervals.by_text(result.texts, sums, counts)
+  sums, counts = intervals.by_text(result.text_labels, sums, counts)
   if np.count_nonzero(counts) < intervals.MIN_DOCUMENTS:
     return None
   return intervals.jackknife_ci95(sums, counts)
@@ -256,7 +257,7 @@ def _paired_ratio(
     - base_sums[shared].sum() / base_counts[shared].sum()
   )
   ratio = float(np.exp(difference))
-  texts = result.texts[mine][shared]
+  texts = result.text_labels[mine][shared]
   if np.unique(texts).size < intervals.MIN_DOCUMENTS:
     return ratio, None
   each = (sums, counts, base_sums, base_counts)
@@ -272,7 +273,7 @@ def _cells(row: Row, baseline: str) -> list[str]:
   return [
     result.name,
     ppl_text(result.longppl),
-    interval_text(result),
+    interval_text(row),
     *([ratio_text(row, baseline)] if baseline else []),
     ppl_text(result.ppl),
     count_text(result.n_key_tokens),

@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+# Fields that a message names; a model has hundreds.
+_NAMED = 12
+
 
 class OtherSettings(ValueError):
   """What lies in a workdir was made with other settings."""
@@ -38,23 +41,31 @@ def differences(
 
 
 def require_same(
-  stored: Mapping[str, Any], current: Mapping[str, Any], *, where: object
+  stored: Mapping[str, Any],
+  current: Mapping[str, Any],
+  *,
+  where: object,
+  problem: str = "holds a run with other settings",
+  remedy: str = "Take another --workdir, or --overwrite",
 ) -> None:
-  """Raises OtherSettings where two runs differ; each field is named.
+  """Raises OtherSettings where two sets of facts differ; each is named.
 
   Args:
-    stored: settings of the run that is there.
-    current: settings of the run that is asked for.
+    stored: facts of what is there.
+    current: facts of what is asked for.
     where: what holds the stored ones, for the message.
+    problem: what that is, for the message.
+    remedy: what to do, for the message.
   """
   different = [
     f"{name} was {was} and is {now}"
     for name, was, now in differences(stored, current)
   ]
   if different:
+    more = len(different) - _NAMED
     raise OtherSettings(
-      f"{where} holds a run with other settings: {'; '.join(different)}. Take "
-      "another --workdir, or --overwrite"
+      f"{where} {problem}: {'; '.join(different[:_NAMED])}"
+      f"{f'; and {more} more' if more > 0 else ''}. {remedy}"
     )
 
 

@@ -315,6 +315,5 @@ def test_low_coverage_is_warned_of(covered, warned):
 def test_cut_documents_are_warned_of():
   for truncated in (False, True):
     cut = document(text_sha256="cut", truncated=truncated)
-    result = summarise([document(), cut])
-    found = result.to_json()["warnings"]
+    found = summarise([document(), cut]).to_json()["warnings"]
     assert found == ["documents were cut to this model's context"] * truncated

@@ -148,14 +148,14 @@ def test_copies_of_a_text_are_no_evidence(known):
   for seed, name in enumerate("AB"):
     result = make_result(name, n_documents=4, seed=seed)
     documents = [
-      dataclasses.replace(one, text_sha256=one.doc_id if known else "")
-      for one in result.documents
+      dataclasses.replace(one, text_sha256="abcd"[i] if known else "")
+      for i, one in enumerate(result.documents)
     ]
     once.append(dataclasses.replace(result, documents=tuple(documents)))
-    copies = [
+    copies = (
       dataclasses.replace(one, doc_id=str(i))
-      for i, one in enumerate(documents * 3)
-    ]
+      for i, one in enumerate(3 * documents)
+    )
     copied.append(dataclasses.replace(result, documents=tuple(copies)))
   rows = [
     comparison.comparison_rows(results, baseline="A")
@@ -177,7 +177,7 @@ def test_copies_of_a_text_are_no_evidence(known):
 def test_the_table_says_what_an_interval_speaks_of(interval, label, text):
   result = make_result("A", longppl_ci95=interval, longppl_ci95_reason=label)
   (row,) = comparison.comparison_rows([result])
-  assert comparison.interval_text(row.result) == text
+  assert comparison.interval_text(row) == text
   assert text in comparison.compare_table([result], fmt="text")
   (record,) = csv.DictReader(
     io.StringIO(comparison.compare_table([result], fmt="csv"))
