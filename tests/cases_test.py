@@ -168,15 +168,15 @@ CASES = {
     model/rope_test::test_rows_of_a_batch_have_the_tables_of_their_own_lengths
     model/transformer_test::test_the_longer_of_two_packed_documents_has_the_long_table
     scoring/scorer_test::test_tables_go_by_the_real_length_of_a_pass
-    evaluation/rope_tables_test::test_tables_that_differ_are_called_out
+    evaluation/caveats_test::test_tables_that_differ_are_called_out
     checkpoints/facts/config_json_test::test_describe_rope_names_the_table_of_a_pass""",
   "F6": """
     parity_test::test_rope_tables_are_those_of_transformers
     checkpoints/facts/config_json_test::test_yarn_attention_factor_follows_from_the_factor
     checkpoints/facts/config_json_test::test_yarn_scales_of_all_dimensions""",
   "F7": """
-    checkpoints/facts/config_json_test::test_an_override_changes_the_table_and_is_written
-    checkpoints/facts/config_json_test::test_a_bad_override_is_refused
+    training/context_test::test_an_override_changes_the_table_and_is_written
+    training/context_test::test_a_bad_override_is_refused
     checkpoints/weights_test::test_an_odd_rope_table_is_called_out""",
   "F8": """
     model/transformer_test::test_a_sliding_window_hides_the_first_token
