@@ -31,7 +31,13 @@ def test_an_override_changes_the_table_and_is_written():
   assert linear.rope == rope.RopeConfig("linear", 500000.0, factor=8.0)
   assert linear.max_position == 16384
   written = config_json.to_hf(linear)
-  assert written["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+  # Exactly these two: transformers before 4.43 takes no other.
+  assert written["rope_scaling"] == {"type": "linear", "factor": 8.0}
+  assert written["rope_parameters"] == {
+    "rope_type": "linear",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+  }
   assert config_json.from_hf(written, source="") == linear
   # Adjusted base frequency is a plain table, so that every reader has it.
   ntk = rope_override(llama3, rope_type="ntk", theta=2e6)
@@ -41,9 +47,11 @@ def test_an_override_changes_the_table_and_is_written():
   )
   assert yarn.rope.attention_factor == pytest.approx(1 + 0.1 * np.log(4))
   eabf = rope_override(
-    llama3, rope_type="eabf", theta=5e5, original_max_position=4096
+    llama3, rope_type="eabf", theta=5e5, original_max_position=16
   )
-  assert config_json.to_hf(eabf)["rope_scaling"]["rope_type"] == "eabf"
+  written = config_json.to_hf(eabf)
+  assert written["rope_scaling"] == {"type": "eabf", "factor": 4.0}
+  assert written["rope_parameters"]["factor"] == 4.0
   dynamic = rope_override(llama3, rope_type="dynamic", factor=2.0)
   for config in (ntk, yarn, eabf, dynamic):
     assert config_json.from_hf(config_json.to_hf(config), source="") == config

@@ -127,6 +127,13 @@ def test_old_and_new_schema_give_bit_equal_tables():
       dict(model_type="mistral", sliding_window=4, use_sliding_window=False),
       "sliding_window=4 beside use_sliding_window=false",
     ),
+    # Whatever the value: 0 and false are facts too.
+    (dict(use_rope=False), "use_rope=False"),
+    (dict(is_causal=False), "is_causal=False"),
+    (dict(residual_multiplier=0), "residual_multiplier=0"),
+    (dict(mlp_kinds=[]), r"mlp_kinds=\[\]"),
+    (dict(hidden_size="40"), "hidden_size='40': not a number"),
+    (dict(rms_norm_eps=float("nan")), "rms_norm_eps=nan: not a number"),
     (dict(model_type="qwen3"), "missing head_dim"),
     (dict(sliding_window=8), "sliding_window=8 on a llama model"),
     (dict(num_key_value_heads=3), "not a multiple"),
