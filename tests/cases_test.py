@@ -175,8 +175,8 @@ CASES = {
     checkpoints/facts/config_json_test::test_yarn_attention_factor_follows_from_the_factor
     checkpoints/facts/config_json_test::test_yarn_scales_of_all_dimensions""",
   "F7": """
-    checkpoints/facts/config_json_test::test_an_override_changes_the_table_and_is_written
-    checkpoints/facts/config_json_test::test_a_bad_override_is_refused
+    training/context_test::test_an_override_changes_the_table_and_is_written
+    training/context_test::test_a_bad_override_is_refused
     checkpoints/weights_test::test_an_odd_rope_table_is_called_out""",
   "F8": """
     model/transformer_test::test_a_sliding_window_hides_the_first_token
@@ -262,7 +262,7 @@ CASES = {
     training/step_test::test_a_document_does_not_feel_another_in_its_row""",
   "I7": """
     training/step_test::test_accumulation_pools_what_parts_of_unequal_size_sum_to
-    training/metric_log_test::test_steps_are_pooled_and_never_a_mean_of_means""",
+    training/metrics_test::test_steps_are_pooled_and_never_a_mean_of_means""",
   "I8": """
     training/losses_test::test_fused_equals_the_plain_composition
     training/losses_test::test_fused_on_a_mesh_equals_fused_on_one_device

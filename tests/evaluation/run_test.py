@@ -42,15 +42,7 @@ TEXTS = make_texts()
 # Of the run, not of the model: a repeated run may take other ones.
 OF_THE_RUN = {"seconds", "tokens_per_second", "padding_share", "n_reused"}
 
-
-@pytest.fixture(scope="module")
-def compiled():
-  return {}
-
-
-@pytest.fixture(autouse=True)
-def scorers(monkeypatch, compiled):
-  return share_passes(monkeypatch, compiled)
+pytestmark = pytest.mark.usefixtures("scorers")
 
 
 @pytest.fixture(scope="module")
