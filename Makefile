@@ -8,7 +8,7 @@ FAST := not slow and not torch and not golden and not tpu_compile
 GOLDEN_DIR ?=
 
 .PHONY: demo test test-slow test-parity test-golden test-latest
-.PHONY: test-tpu-compile lint bench clean
+.PHONY: test-data-tools test-tpu-compile lint bench clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py --workdir runs/demo --overwrite
@@ -30,6 +30,11 @@ test-golden: .venv/ready
 # Whole programs compiled for TPU, with memory per device; no TPU is needed.
 test-tpu-compile: .venv-tpu/ready
 	$(subst $(BIN),.venv-tpu/bin,$(PYTEST)) -s -m tpu_compile
+
+# The folder of a store in pandas, polars, duckdb and datasets.
+test-data-tools: .venv-data-tools/ready
+	$(subst $(BIN),.venv-data-tools/bin,$(PYTEST)) -q \
+	  tests/key_tokens/data_tools_test.py
 
 # With the newest JAX and Flax that a newer Python gets.
 test-latest: .venv-latest/ready
@@ -57,6 +62,13 @@ bench: .venv/ready .venv-parity/ready
 	.venv-parity/bin/pip install -q --no-deps -r requirements-demo.txt
 	touch $@
 
+.venv-data-tools/ready: requirements.txt requirements-dev.txt \
+  requirements-data-tools.txt
+	$(PYTHON) -m venv .venv-data-tools
+	.venv-data-tools/bin/pip install -q -r requirements.txt \
+	  -r requirements-dev.txt -r requirements-data-tools.txt
+	touch $@
+
 .venv-latest/ready: requirements.txt requirements-dev.txt requirements-demo.txt
 	$(PYTHON_LATEST) -m venv .venv-latest
 	.venv-latest/bin/pip install -q -U -r requirements.txt -r requirements-dev.txt
@@ -70,4 +82,4 @@ bench: .venv/ready .venv-parity/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-parity .venv-latest .venv-tpu .jax_cache runs
+	rm -rf .venv .venv-parity .venv-data-tools .venv-latest .venv-tpu .jax_cache runs

@@ -5,6 +5,7 @@ Doors, for other rooms:
   foreign_files: what is wrong with a file that others wrote
   settings: whether two runs agree in what determines their numbers
   progress: usage, speed, time left, a heartbeat
+  shards: which part of the work is whose
   processes: several processes as one program; SIGTERM
   machine: what Linux, macOS and Windows do not share
   urls: places with a scheme, as gs://bucket/file
@@ -12,6 +13,6 @@ Doors, for other rooms:
 """
 
 __all__ = [
-  "files", "foreign_files", "settings", "progress", "processes", "machine",
-  "urls", "failures",
+  "files", "foreign_files", "settings", "progress", "shards", "processes",
+  "machine", "urls", "failures",
 ]  # fmt: skip
