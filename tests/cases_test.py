@@ -175,8 +175,8 @@ CASES = {
     checkpoints/facts/config_json_test::test_yarn_attention_factor_follows_from_the_factor
     checkpoints/facts/config_json_test::test_yarn_scales_of_all_dimensions""",
   "F7": """
-    checkpoints/facts/config_json_test::test_an_override_changes_the_table_and_is_written
-    checkpoints/facts/config_json_test::test_a_bad_override_is_refused
+    training/context_test::test_an_override_changes_the_table_and_is_written
+    training/context_test::test_a_bad_override_is_refused
     checkpoints/weights_test::test_an_odd_rope_table_is_called_out""",
   "F8": """
     model/transformer_test::test_a_sliding_window_hides_the_first_token
@@ -262,7 +262,7 @@ CASES = {
     training/step_test::test_a_document_does_not_feel_another_in_its_row""",
   "I7": """
     training/step_test::test_accumulation_pools_what_parts_of_unequal_size_sum_to
-    training/metric_log_test::test_steps_are_pooled_and_never_a_mean_of_means""",
+    training/metrics_test::test_steps_are_pooled_and_never_a_mean_of_means""",
   "I8": """
     training/losses_test::test_fused_equals_the_plain_composition
     training/losses_test::test_fused_on_a_mesh_equals_fused_on_one_device
@@ -477,6 +477,52 @@ FAULTS = {
     report/correlation_test::test_too_few_or_constant_values_have_no_correlation
     report/page_test::test_correlate_matches_scipy_and_lists_who_is_missing""",
   # training: all kinds, in training.
+  "stale-6": """
+    training/stored_weights_test::test_a_store_that_was_made_anew_is_other_data
+    """,
+  "lost-2": "training/start_test::test_two_runs_in_one_workdir_are_refused",
+  "lost-6, training": """
+    training/start_test::test_ctrl_c_saves_and_ends_with_130
+    training/start_test::test_a_second_ctrl_c_ends_at_once""",
+  "lost-9": """
+    training/start_test::test_a_start_is_evaluated_once_and_known_documents_are_counted
+    """,
+  "lost-10": "training/start_test::test_more_steps_go_on_from_the_end",
+  "silent-7": """
+    training/start_test::test_a_window_longer_than_a_row_is_refused
+    training/inventory_test::test_rows_with_short_contexts_are_counted_and_none_is_refused
+    """,
+  "training-1": """
+    training/start_test::test_a_checkpoint_is_a_model
+    training/start_test::test_a_checkpoint_in_the_middle_becomes_a_folder
+    training/start_test::test_a_checkpoint_alone_says_what_it_needs""",
+  "training-2": """
+    training/start_test::test_the_advice_after_a_divergence_is_a_command_that_runs
+    training/start_test::test_without_a_good_checkpoint_the_advice_is_to_start_anew
+    """,
+  "training-3": """
+    training/start_test::test_inputs_may_lie_elsewhere
+    training/start_test::test_other_texts_are_refused
+    training/start_test::test_other_weights_are_refused_and_overwrite_says_what_goes
+    training/start_test::test_what_overwrite_removes_is_said
+    training/inventory_test::test_other_ids_of_the_same_lengths_are_other_data""",
+  "training-4": """
+    training/start_test::test_a_batch_that_devices_cannot_share_is_refused_first
+    """,
+  "training-5": """
+    training/start_test::test_a_start_is_evaluated_once_and_known_documents_are_counted
+    training/inventory_test::test_documents_that_are_trained_on_are_known""",
+  "training-6": "training/optimizer_test::test_warm_up_must_end",
+  "training-7": "training/inventory_test::test_a_bos_within_a_text_is_counted",
+  "training-8": "training/inventory_test::test_a_step_of_several_epochs_says_so",
+  "training-9": "commands_test::test_a_mistake_is_one_line_and_status_2",
+  # Kinds beyond the rows: what scoring refuses, and files that repeat a fact.
+  "training, ids": "training/inventory_test::test_ids_beyond_the_vocabulary_are_refused",
+  "training, dtypes": "training/config_test::test_settings_that_no_run_can_have_are_refused",
+  "training, unread": "training/inventory_test::test_documents_that_cannot_be_read_are_counted",
+  "training, facts": """
+    checkpoints/export_test::test_a_longer_context_is_stated_wherever_the_former_was
+    checkpoints/export_test::test_a_kind_of_cache_for_windows_goes_with_them""",
 }
 
 

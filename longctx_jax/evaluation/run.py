@@ -27,7 +27,7 @@ from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import settings
+from longctx_jax.runtime import failures, settings
 from longctx_jax.runtime.progress import Progress
 from longctx_jax.scoring import finder, setup
 from longctx_jax.scoring import run as run_lib
@@ -190,6 +190,8 @@ def _guarded(
       # A row would take the place of the results that are there.
       raise
     except Exception as error:  # noqa: BLE001  whatever a model does, go on
+      if failures.is_full_disk(error):
+        raise  # It was not the model, and the others have no space either.
       logging.error("%s failed: %s", name, error)
       logging.debug("%s", traceback.format_exc())
       result = ModelResult(

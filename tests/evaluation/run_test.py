@@ -1,8 +1,10 @@
 """Evaluating models on stored key tokens: which numbers, and of which model."""
 
 import dataclasses
+import errno
 import json
 import math
+import os
 import shutil
 
 import ml_dtypes
@@ -40,15 +42,7 @@ TEXTS = make_texts()
 # Of the run, not of the model: a repeated run may take other ones.
 OF_THE_RUN = {"seconds", "tokens_per_second", "padding_share", "n_reused"}
 
-
-@pytest.fixture(scope="module")
-def compiled():
-  return {}
-
-
-@pytest.fixture(autouse=True)
-def scorers(monkeypatch, compiled):
-  return share_passes(monkeypatch, compiled)
+pytestmark = pytest.mark.usefixtures("scorers")
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +135,20 @@ def test_one_failed_model_is_a_row_and_the_others_go_on(tmp_path, made, config):
   for fmt in ("text", "markdown", "csv", "latex"):
     table = comparison.compare_table(loaded, fmt=fmt, baseline="m1")
     assert "m2" in table and "failed: FileNotFoundError" in table
+
+
+def test_a_full_disk_is_no_failure_of_the_model(
+  tmp_path, made, config, monkeypatch
+):
+  """It ends the run: the others have no space either."""
+
+  def full(*args, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(files, "open_ledger", full)
+  with pytest.raises(OSError, match="No space left"):
+    run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert not list(tmp_path.glob("w/results/*"))
 
 
 def test_a_failure_takes_nobodys_results(tmp_path, made, config):
