@@ -15,11 +15,10 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
-import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from longctx_jax.runtime import failures, machine, urls
+from longctx_jax.runtime import device, failures, machine, urls
 from longctx_jax.scoring import protocol
 
 # Of a store of key tokens.
@@ -37,13 +36,6 @@ _PACKAGE = f"{os.sep}longctx_jax{os.sep}"
 
 
 _CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
-
-
-# What a machine with the device has, and the extra that JAX needs for it.
-_DEVICES = {
-  "gpu": (("/dev/nvidiactl", "/dev/nvidia0"), "cuda"),
-  "tpu": (("/dev/accel0", "/dev/vfio/0"), "tpu"),
-}
 
 
 _default_config = ""
@@ -326,7 +318,9 @@ def _run(
   try:
     _hand_over()
     before()
-    _start_device(PLATFORM.value or platform)
+    device.start(PLATFORM.value or platform, cache=CACHE.value)
+    print(device.describe(), flush=True)
+    device.require_seen(PLATFORM.value or platform)
     main()
     sys.stdout.flush()
   except machine.Terminated:
@@ -361,42 +355,3 @@ def _hand_over() -> None:
 
 def _is_ours_or_urgent(record: py_logging.LogRecord) -> bool:
   return record.levelno > py_logging.INFO or _PACKAGE in record.pathname
-
-
-def _start_device(platform: str) -> None:
-  if platform:
-    jax.config.update("jax_platforms", platform)
-  if CACHE.value:
-    folder = pathlib.Path(CACHE.value).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-  try:
-    backend = jax.default_backend()
-  except RuntimeError as error:
-    raise ValueError(
-      f"--platform {platform}: {str(error).splitlines()[0]}"
-    ) from error
-  print(device_line(), flush=True)
-  # JAX_PLATFORMS in the environment is a choice too.
-  if backend == "cpu" and not (platform or jax.config.jax_platforms):
-    for device, (paths, extra) in _DEVICES.items():
-      if any(os.path.exists(path) for path in paths):
-        raise ValueError(
-          f"this machine has a {device}, but JAX sees only the CPU: install "
-          f"the extra for it (pip install -e '.[{extra}]'), or go on with "
-          "--platform cpu"
-        )
-
-
-def device_line() -> str:
-  """What the program runs on, e.g. "jax 0.10.2 | cpu x2 | 23 GiB"."""
-  device = jax.devices()[0]
-  if device.platform == "cpu":
-    count, kind = machine.cpu_count(), "cpu"
-    size = machine.memory_bytes()
-  else:
-    count, kind = jax.device_count(), device.device_kind
-    stats = device.memory_stats() or {}
-    size = stats["bytes_limit"] if "bytes_limit" in stats else 0
-  memory = f" | {size / 2**30:.0f} GiB" if size else ""
-  return f"jax {jax.__version__} | {kind} x{count}{memory}"
