@@ -443,7 +443,7 @@ FAULTS = {
   "facts-5": "text/tokenizer_test::test_the_package_that_reads_a_vocabulary_is_named",
   "facts-6": "checkpoints/gguf/tensors_test::test_an_unknown_pre_tokenizer_is_read_from_beside",
   "facts-7": "checkpoints/facts/config_json_test::test_what_is_not_understood_is_refused_by_name",
-  "facts-8": "checkpoints/facts/config_json_test::test_an_override_changes_the_table_and_is_written",
+  "facts-8": "training/context_test::test_an_override_changes_the_table_and_is_written",
   "facts-9": """
     checkpoints/weights_test::test_weights_of_64_bits_are_read
     checkpoints/weights_test::test_whole_numbers_are_named_for_what_they_are""",
