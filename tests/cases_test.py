@@ -102,11 +102,11 @@ CASES = {
     scoring/protocol_test::test_reasons
     longppl_test::test_documents_without_key_tokens_say_why
     evaluation/results_test::test_results_are_json_with_finite_numbers
-    paper/metrics_test::test_perplexity_is_a_finite_json_number_or_null""",
+    paper/perplexity_test::test_perplexity_is_a_finite_json_number_or_null""",
   "C5": """
     scoring/protocol_test::test_a_cut_document_is_the_text_before_the_cut
     longppl_test::test_half_a_document_scores_as_half_the_text
-    paper/metrics_test::test_a_truncated_document_counts_only_what_was_scored""",
+    paper/perplexity_test::test_a_truncated_document_counts_only_what_was_scored""",
   "C6": """
     scoring/protocol_test::test_over_length_policies_at_the_limit
     evaluation/passes_test::test_a_shorter_context_cuts_or_skips""",
@@ -115,7 +115,7 @@ CASES = {
   "C9": """
     scoring/scorer_test::test_the_first_window_is_the_long_pass_to_the_bit
     paper/windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
-    paper/metrics_test::test_key_tokens_of_the_first_window_do_not_count
+    paper/document_scores_test::test_key_tokens_of_the_first_window_do_not_count
     key_tokens/record_test::test_known_reason_excludes_key_tokens""",
   "D1": """
     model/log_probs_test::test_uniform_logits_of_bfloat16_give_the_exact_log
@@ -127,7 +127,7 @@ CASES = {
   "D3": """
     paper/contrast_test::test_bfloat16_log_probs_are_compared_in_float32
     key_tokens/record_test::test_criterion_is_taken_in_float32
-    paper/metrics_test::test_near_threshold_is_where_the_decision_could_flip
+    paper/document_scores_test::test_near_threshold_is_where_the_decision_could_flip
     evaluation/results_test::test_nothing_is_counted_twice_or_lost""",
   "D4": """
     model/rope_test::test_table_is_the_published_formula
@@ -207,7 +207,7 @@ CASES = {
     checkpoints/export_test::test_a_failed_export_leaves_nothing""",
   "G7": "checkpoints/export_test::test_one_shard_is_one_file_that_stays",
   "G8": """
-    checkpoints/weights_test::test_a_tokenizer_with_more_ids_than_the_model_is_refused
+    checkpoints/weights_test::test_ids_without_an_embedding_are_refused_where_they_occur
     checkpoints/convert_test::test_verification_is_what_its_names_say""",
   "G9": """
     checkpoints/export_test::test_shards_keep_to_their_size_and_are_indexed
@@ -276,14 +276,14 @@ CASES = {
   "J1": """
     paper/windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
     scoring/scorer_test::test_scores_are_the_papers
-    paper/metrics_test::test_pooled_equals_the_concatenation""",
+    paper/perplexity_test::test_pooled_equals_the_concatenation""",
   "J2": """
     report/comparison_test::test_unlike_results_are_refused_by_name
     report/page_test::test_unlike_results_are_refused_unless_forced
     longppl_test::test_key_tokens_of_unlike_runs_are_not_pooled""",
   "J3": """
     evaluation/results_test::test_perplexities_are_one_loss_over_several_counts
-    paper/metrics_test::test_bits_per_byte_is_the_log_of_the_byte_perplexity""",
+    paper/perplexity_test::test_bits_per_byte_is_the_log_of_the_byte_perplexity""",
   "J4": """
     scoring/scorer_test::test_window_batch_changes_nothing
     scoring/scorer_test::test_buckets_change_nothing
@@ -306,8 +306,8 @@ CASES = {
     scoring/run_test::test_a_store_of_other_settings_is_refused_by_field""",
   "J9": "model/transformer_test::test_a_bigram_model_has_the_tables_nll",
   "J10": """
-    paper/metrics_test::test_paper_ppl_weights_a_document_by_its_ids
-    paper/metrics_test::test_paper_and_strict_ppl_differ_when_lengths_do
+    paper/perplexity_test::test_paper_ppl_weights_a_document_by_its_ids
+    paper/perplexity_test::test_paper_and_strict_ppl_differ_when_lengths_do
     evaluation/results_test::test_ppl_is_weighted_as_the_protocol_says
     longppl_test::test_longppl_is_the_papers""",
   "L1": """
@@ -340,9 +340,99 @@ FAULTS = {
   # stale: numbers that belong to other inputs.
   # lost: work lost, or done by two at once.
   # silent: something is left out and nobody says so.
+  "silent-2": """
+    checkpoints/facts/context_test::test_a_model_reaches_as_far_as_its_table
+    checkpoints/facts/context_test::test_a_stretch_whose_end_no_field_states_is_said
+    checkpoints/facts/context_test::test_a_trained_table_reaches_as_far_as_its_export""",
+  # A .json file that is one array.
+  "silent-5": """
+    text/corpus_test::test_an_array_of_json_is_read_row_by_row
+    text/corpus_test::test_json_that_holds_no_rows_is_refused_before_a_text_is_read""",
+  # Subfolders, .md, compressed files.
+  "silent-8": """
+    text/corpus_test::test_a_folder_is_read_with_its_subfolders
+    text/corpus_test::test_compressed_files_read_like_others
+    text/corpus_test::test_a_damaged_compressed_file_is_named""",
+  # Progress within a document, compile, load.
+  "silent-9": """
+    runtime/progress_test::test_a_long_document_tells_its_windows
+    runtime/progress_test::test_what_lasts_is_told_at_its_start_and_again""",
   # facts: facts of a checkpoint or tokenizer that are not taken.
+  "facts-1": """
+    checkpoints/weights_test::test_a_tied_model_may_store_a_head_of_its_own
+    checkpoints/weights_test::test_the_head_alone_is_the_embedding_of_a_tied_model""",
+  "facts-2": "checkpoints/weights_test::test_ids_without_an_embedding_are_refused_where_they_occur",
+  "facts-3": "text/tokenizer_test::test_files_that_disagree_on_the_bos_are_called_out",
+  "facts-4": "scoring/protocol_test::test_a_text_that_holds_the_bos_is_called_out",
+  "facts-5": "text/tokenizer_test::test_the_package_that_reads_a_vocabulary_is_named",
+  "facts-6": "checkpoints/gguf/tensors_test::test_an_unknown_pre_tokenizer_is_read_from_beside",
+  "facts-7": "checkpoints/facts/config_json_test::test_what_is_not_understood_is_refused_by_name",
+  "facts-8": "checkpoints/facts/config_json_test::test_an_override_changes_the_table_and_is_written",
+  "facts-9": """
+    checkpoints/weights_test::test_weights_of_64_bits_are_read
+    checkpoints/weights_test::test_whole_numbers_are_named_for_what_they_are""",
+  "facts-10": "checkpoints/weights_test::test_an_adapter_is_named",
   # sentence: an exception in place of a sentence.
+  # Cut-off or empty safetensors.
+  "sentence-1": "checkpoints/weights_test::test_a_damaged_file_is_named",
+  # A git-lfs pointer in place of a shard, index or config.json.
+  "sentence-13": """
+    checkpoints/weights_test::test_a_damaged_file_is_named
+    runtime/foreign_files_test::test_what_is_no_object_is_named""",
+  # gs://, s3://, https:// without their package; hf:// offline.
+  "sentence-2": """
+    text/corpus_test::test_urls_that_cannot_be_read_here_are_named
+    text/corpus_test::test_a_connection_that_breaks_later_is_named
+    commands_test::test_a_mistake_is_one_line_and_status_2""",
+  # A dtype that is none.
+  "sentence-3": "commands_test::test_a_mistake_is_one_line_and_status_2",
+  # Offsets beyond what was read.
+  "sentence-5": """
+    evaluation/foreign_test::test_log_probs_of_what_the_evaluator_did_not_read_are_refused
+    evaluation/foreign_test::test_a_file_that_does_not_fit_names_document_and_target
+    evaluation/foreign_test::test_a_file_that_is_no_parquet_is_named""",
+  # Benchmarks that are not named.
+  "sentence-6": "commands_test::test_a_mistake_is_one_line_and_status_2",
+  # A full disk.
+  "sentence-7": """
+    runtime/failures_test::test_a_full_disk_is_named_by_the_file_that_was_to_appear
+    runtime/failures_test::test_what_came_from_outside_is_a_sentence
+    commands_test::test_a_mistake_is_one_line_and_status_2""",
+  # The model ".".
+  "sentence-8": "evaluation/run_test::test_the_folder_one_is_in_has_a_name",
+  # A config without a model.
+  "sentence-9": "commands_test::test_a_mistake_is_one_line_and_status_2",
+  # A workdir in a bucket.
+  "sentence-10": """
+    commands_test::test_a_mistake_is_one_line_and_status_2
+    runtime/urls_test::test_nothing_is_written_to_a_url""",
+  # macOS, Windows.
+  "sentence-11": """
+    runtime/machine_test::test_score_eval_and_report_run_everywhere
+    runtime/machine_test::test_training_says_at_once_where_it_cannot_run
+    runtime/machine_test::test_cores_and_memory_are_counted_or_left_out
+    runtime/machine_test::test_a_folder_that_cannot_be_opened_is_no_error_on_windows""",
+  # Ctrl-C and SIGTERM, outside of training.
+  "sentence-12": "commands_test::test_a_signal_ends_in_one_line",
   # statistics: intervals that promise more than they hold.
+  "statistics-1": """
+    paper/coverage_test::test_intervals_over_documents_hold_what_they_promise
+    paper/coverage_test::test_paired_intervals_hold_what_they_promise
+    paper/coverage_test::test_region_intervals_hold_for_these_texts
+    evaluation/results_test::test_the_interval_says_what_it_speaks_of
+    report/comparison_test::test_the_table_says_what_an_interval_speaks_of
+    report/comparison_test::test_few_shared_documents_give_a_ratio_without_interval
+    evaluation/results_test::test_copies_of_a_text_count_once_and_are_counted
+    report/comparison_test::test_copies_of_a_text_are_no_evidence
+    paper/intervals_test::test_copies_of_a_text_are_no_evidence""",
+  "statistics-2": """
+    evaluation/run_test::test_the_evaluators_weights_in_another_form_are_known
+    evaluation/run_test::test_the_evaluators_log_probs_from_elsewhere_are_known
+    evaluation/passes_test::test_slice_files_are_known_by_their_evaluators_name
+    evaluation/results_test::test_a_model_with_the_evaluators_losses_is_the_evaluator""",
+  "statistics-3": """
+    report/correlation_test::test_too_few_or_constant_values_have_no_correlation
+    report/page_test::test_correlate_matches_scipy_and_lists_who_is_missing""",
   # training: all kinds, in training.
   "stale-6": """
     training/stored_weights_test::test_a_store_that_was_made_anew_is_other_data

@@ -18,7 +18,6 @@ from longctx_jax.checkpoints import (
   step_folder,
   weights,
 )
-from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import sharding
 from longctx_jax.model.loaded import LoadedModel
 
@@ -29,6 +28,18 @@ _STORED = collections.defaultdict(
   lambda: "float32",
   {"safetensors F16": "float16", "safetensors BF16": "bfloat16"},
 )
+
+
+def check_dtype(name: str, *, field: str) -> None:
+  """Raises ValueError for a dtype that no weights are read or written in.
+
+  Args:
+    name: as a config or flag names it; "" is the default.
+    field: by which name the user knows it.
+  """
+  if name not in DTYPES:
+    known = ", ".join(filter(None, DTYPES))
+    raise ValueError(f"{field}={name!r} is not one of {known}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +104,9 @@ def convert(
     ValueError: for a checkpoint that cannot be read or written faithfully.
     FileExistsError: where the target exists.
   """
-  for name, value, known in (
-    ("format", fmt, FORMATS),
-    ("dtype", dtype, DTYPES),
-  ):
-    if value not in known:
-      raise ValueError(f"{name}={value!r} is not one of {known}")
+  if fmt not in FORMATS:
+    raise ValueError(f"format={fmt!r} is not one of {FORMATS}")
+  check_dtype(dtype, field="dtype")
   origin, _ = hub.resolve(source)
   on_devices = True
   if orbax_folder.is_orbax(origin):
@@ -121,7 +129,7 @@ def convert(
       max_shard_bytes=max_shard_bytes,
     )
     return
-  config = config_json.from_hf(tensors.config, source=source)
+  config = loading.read_config(tensors, name=source)
   checked = weights.CheckedSource(tensors, config, allow_missing)
   export.write_folder(
     checked,

@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from longctx_jax.paper import perplexity
+import numpy as np
+from jaxtyping import Int
+
+from longctx_jax.paper import intervals, perplexity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,10 @@ class DocumentResult:
     covered_chars: those of them that this model's key tokens cover.
     n_unscorable_key: key tokens without a prediction (the first id).
     truncated: whether the model read less than was scored for key tokens.
+    text_sha256: hash of the text; "" where it is not known.
+    shared_nll_sum: the evaluator's loss of the targets that both models have,
+      nats; 0 where its log-probs are not known.
+    shared_gap_sum: sum of the absolute differences of the two losses there.
   """
 
   doc_id: str
@@ -46,6 +53,9 @@ class DocumentResult:
   covered_chars: int = 0
   n_unscorable_key: int = 0
   truncated: bool = False
+  text_sha256: str = ""
+  shared_nll_sum: float = 0.0
+  shared_gap_sum: float = 0.0
 
   @classmethod
   def from_json(cls, fields: Mapping[str, Any]) -> DocumentResult:
@@ -101,6 +111,17 @@ class DocumentResult:
   def ppl(self) -> float | None:
     """exp(mean NLL), or None where nothing was scored."""
     return perplexity.perplexity(self.nll_sum, self.n_tokens)
+
+
+def text_labels(documents: Sequence[DocumentResult]) -> Int[np.ndarray, " D"]:
+  """The text of each document; copies share it. See `intervals.text_labels`."""
+  return intervals.text_labels(
+    [d.text_sha256 for d in documents],
+    [d.nll_sum for d in documents],
+    [d.n_tokens for d in documents],
+    [d.key_nll_sum for d in documents],
+    [d.n_key_tokens for d in documents],
+  )
 
 
 def known_fields(

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from longctx_jax.evaluation import caveats
 from longctx_jax.evaluation import documents as documents_lib
 from longctx_jax.evaluation.documents import DocumentResult
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.paper import intervals, perplexity
 
 # How the reason of a model begins that ended with an error.
@@ -20,8 +22,6 @@ FAILED = "failed: "
 _REQUIRED = ("name", "reason", "longppl", "ppl")
 # What a field may hold, by its annotation.
 _NUMBERS = {"int | None": (int,), "float | None": (int, float)}
-# Seed of the bootstrap: the same results give the same interval.
-_SEED = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,13 @@ class ModelResult:
     reason: why LongPPL is None: the commonest of the documents' reasons, or
       "failed: " and the error that the model ended with.
     longppl: exp(sum of key NLL / key tokens), pooled.
-    longppl_ci95: 95 % bootstrap interval of LongPPL.
-    longppl_ci95_reason: why there is none, or what was resampled.
+    longppl_ci95: 95 % interval of LongPPL; see `intervals.longppl_ci95`.
+    longppl_ci95_reason: "" for an interval over documents, "these texts only"
+      for one over the key regions of few, or why there is none.
     ppl: perplexity over all targets, weighted as the protocol says.
     protocol: "paper" or "strict".
-    self_evaluated: the evaluator has the same weights, so that the thresholds
-      bound the result by construction.
+    self_evaluated: the model is the evaluator, or nearly gives its log-probs,
+      so that the thresholds bound the result by construction.
     nll_sum_nats, key_nll_sum_nats: over all targets, over the key tokens.
     n_tokens, n_words, n_bytes: scored targets, and what their characters hold.
     token_ppl, word_ppl, byte_ppl: exp(nll_sum_nats) by each of these counts.
@@ -177,6 +178,11 @@ class ModelResult:
     return self.model.get("attention") or ""
 
   @property
+  def text_labels(self) -> Int[np.ndarray, " D"]:
+    """The text of each document; copies of one share it."""
+    return documents_lib.text_labels(self.documents)
+
+  @property
   def has_numbers(self) -> bool:
     """Whether anything was scored."""
     return self.longppl is not None or self.ppl is not None
@@ -191,9 +197,13 @@ class ModelResult:
       return "none" if value is None else f"{value:.2f}"
 
     n_keys, n_regions = self.n_key_tokens or 0, self.n_key_regions or 0
+    label = self.ci95_reason.replace("_", " ")
     interval = ""
     if self.ci95 is not None:
-      interval = f" [{number(self.ci95[0])}, {number(self.ci95[1])}]"
+      low, high = map(number, self.ci95)
+      interval = f" [{low}, {high}]" + (f" ({label})" if label else "")
+    elif self.longppl is not None:
+      interval = f" (no interval: {label})"
     why = f" ({self.reason})" if self.reason else ""
     return (
       f"LongPPL {number(self.longppl)}{interval}{why}  PPL {number(self.ppl)}  "
@@ -220,6 +230,7 @@ def summarise(
   protocol_name: str,
   self_evaluated: bool,
   scores: Sequence[Mapping[str, Any]] = (),
+  keys: Manifest | None = None,
   **facts: Any,
 ) -> ModelResult:
   """Pools documents: sums first, one division at the end.
@@ -227,19 +238,17 @@ def summarise(
   Args:
     documents: of one model.
     protocol_name: "paper" or "strict".
-    self_evaluated: whether evaluator and model have the same weights.
+    self_evaluated: whether the model is known to be the evaluator; it is found
+      here where its log-probs are nearly the evaluator's.
     scores: document scores of the key-token store, where it has any.
-    facts: fields of `ModelResult` that do not follow from the documents, among
-      them `keys`, the manifest.
+    keys: how the key tokens were made; None where nobody asks.
+    facts: fields of `ModelResult` that do not follow from the documents.
   """
-  key_nlls, regions = [], []
-  for document in documents:
-    counts = np.asarray(document.region_counts, int)
-    sums = np.asarray(document.region_nll_sums, float)
-    # The mean of a region stands for each of its tokens: all sums agree.
-    key_nlls.append(np.repeat(sums / np.maximum(counts, 1), counts))
-    regions.append(np.repeat(np.arange(len(counts)), counts))
-  ci95, ci95_reason = intervals.longppl_ci95(key_nlls, regions, seed=_SEED)
+  ci95, ci95_reason = intervals.longppl_ci95(
+    [d.region_nll_sums for d in documents],
+    [d.region_counts for d in documents],
+    documents_lib.text_labels(documents),
+  )
 
   def total(name: str) -> Any:
     return sum(getattr(document, name) for document in documents)
@@ -261,7 +270,7 @@ def summarise(
     longppl_ci95_reason=ci95_reason,
     ppl=ppl(nll_sums, n_tokens),
     protocol=protocol_name,
-    self_evaluated=self_evaluated,
+    self_evaluated=self_evaluated or caveats.is_near_evaluator(documents),
     nll_sum_nats=nll_sum,
     key_nll_sum_nats=key_nll_sum,
     n_tokens=total("n_tokens"),
@@ -286,7 +295,8 @@ def summarise(
     top5_documents_share=perplexity.top_documents_share(
       np.array([document.n_key_tokens for document in documents], int)
     ),
-    warnings=tuple(caveats.find(documents, scores, facts.get("keys"))),
+    warnings=tuple(caveats.find(documents, scores, keys)),
+    keys=keys.to_json() if keys else {},
     documents=tuple(documents),
     **facts,
   )

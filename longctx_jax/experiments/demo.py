@@ -138,10 +138,11 @@ def demo_table(results: list[ModelResult]) -> str:
     return "" if None in (value, whole) else f"x {value / whole:,.2f}"
 
   def interval(result: ModelResult) -> str:
+    label = result.longppl_ci95_reason.replace("_", " ")
     if result.longppl_ci95 is None:
-      return result.longppl_ci95_reason
-    low, high = result.longppl_ci95
-    return f"[{low:,.2f}, {high:,.2f}]"
+      return label
+    low, high = map(number, result.longppl_ci95)
+    return f"[{low}, {high}] {label}".rstrip()
 
   def number(value: float | None) -> str:
     return "none" if value is None else f"{value:,.2f}"

@@ -71,7 +71,6 @@ def comparison_rows(
   *,
   baseline: str = "",
   force: bool = False,
-  seed: int = 0,
 ) -> list[Row]:
   """Rows in the order of the table: by LongPPL, self-evaluated models last.
 
@@ -79,7 +78,6 @@ def comparison_rows(
     results: as `files.load_results` returns them.
     baseline: name of the model to divide by; "" for none.
     force: compare results that were not made alike.
-    seed: of the bootstrap intervals.
 
   Raises:
     NotComparable: see `check_comparable`.
@@ -100,7 +98,7 @@ def comparison_rows(
       "is True), which bounds its LongPPL: name a model that did not, or pass "
       "force to divide by it all the same."
     )
-  rows = [_row(result, by_name.get(baseline), seed) for result in results]
+  rows = [_row(result, by_name.get(baseline)) for result in results]
   return sorted(
     rows,
     key=lambda row: (
@@ -118,7 +116,6 @@ def compare_table(
   fmt: str,
   baseline: str = "",
   force: bool = False,
-  seed: int = 0,
 ) -> str:
   """The comparison as text, markdown, csv (full precision) or latex.
 
@@ -126,7 +123,7 @@ def compare_table(
   LongPPL is bounded by construction and ranks against nothing. Arguments and
   errors as `comparison_rows` and `tables.format_table`.
   """
-  rows = comparison_rows(results, baseline=baseline, force=force, seed=seed)
+  rows = comparison_rows(results, baseline=baseline, force=force)
   if fmt == "csv":
     return _csv(rows, baseline)
   return tables.format_table(
@@ -172,15 +169,17 @@ def ratio_text(row: Row, baseline: str) -> str:
   if row.ratio is None or row.result.name == baseline:
     return "-" if row.ratio is None else "1"
   bounds = ", ".join(f"{bound:.3f}" for bound in row.ratio_ci95 or ())
-  return f"{row.ratio:.3f} [{bounds}]" if bounds else f"{row.ratio:.3f}"
+  return f"{row.ratio:.3f} " + (f"[{bounds}]" if bounds else "(few texts)")
 
 
-def interval_text(interval: Sequence[float | None] | None) -> str:
-  """An interval for the eye, "-" for None."""
-  if interval is None:
-    return "-"
-  low, high = interval
-  return f"[{ppl_text(low)}, {ppl_text(high)}]"
+def interval_text(row: Row) -> str:
+  """The interval of LongPPL for the eye, and what it speaks of if not all."""
+  result = row.result
+  label = result.longppl_ci95_reason.replace("_", " ")
+  if result.longppl_ci95 is None:
+    return label if label and result.longppl is not None else "-"
+  low, high = map(ppl_text, result.longppl_ci95)
+  return f"[{low}, {high}] {label}".rstrip()
 
 
 def share_text(value: float | None) -> str:
@@ -200,11 +199,11 @@ def _settings(result: ModelResult) -> dict[str, Any]:
   )
 
 
-def _row(result: ModelResult, baseline: ModelResult | None, seed: int) -> Row:
+def _row(result: ModelResult, baseline: ModelResult | None) -> Row:
   ratio, ratio_ci95 = None, None
   if baseline and not result.self_evaluated:
-    ratio, ratio_ci95 = _paired_ratio(result, baseline, seed)
-  return Row(result, _ppl_ci95(result, seed), ratio, ratio_ci95, _notes(result))
+    ratio, ratio_ci95 = _paired_ratio(result, baseline)
+  return Row(result, _ppl_ci95(result), ratio, ratio_ci95, _notes(result))
 
 
 def _notes(result: ModelResult) -> tuple[str, ...]:
@@ -227,19 +226,20 @@ def _sums(
   )
 
 
-def _ppl_ci95(result: ModelResult, seed: int) -> tuple[float, float] | None:
+def _ppl_ci95(result: ModelResult) -> tuple[float, float] | None:
   if result.ppl is None:
     return None
   sums, counts = _sums(result, "nll_sum", "n_tokens")
   if result.protocol == "paper":
     sums, counts = perplexity.paper_weighted(sums, counts)
+  sums, counts = intervals.by_text(result.text_labels, sums, counts)
   if np.count_nonzero(counts) < intervals.MIN_DOCUMENTS:
     return None
-  return intervals.bootstrap_ci95(sums, counts, seed=seed)
+  return intervals.jackknife_ci95(sums, counts)
 
 
 def _paired_ratio(
-  result: ModelResult, baseline: ModelResult, seed: int
+  result: ModelResult, baseline: ModelResult
 ) -> tuple[float | None, tuple[float, float] | None]:
   _, mine, theirs = np.intersect1d(
     [document.doc_id for document in result.documents],
@@ -257,10 +257,12 @@ def _paired_ratio(
     - base_sums[shared].sum() / base_counts[shared].sum()
   )
   ratio = float(np.exp(difference))
-  if shared.sum() < intervals.MIN_DOCUMENTS:
+  texts = result.text_labels[mine][shared]
+  if np.unique(texts).size < intervals.MIN_DOCUMENTS:
     return ratio, None
+  each = (sums, counts, base_sums, base_counts)
   interval = intervals.paired_difference_ci95(
-    sums, counts, base_sums, base_counts, seed=seed
+    *intervals.by_text(texts, *(values[shared] for values in each))
   )
   return ratio, tuple(np.exp(interval).tolist())
 
@@ -271,7 +273,7 @@ def _cells(row: Row, baseline: str) -> list[str]:
   return [
     result.name,
     ppl_text(result.longppl),
-    interval_text(result.longppl_ci95),
+    interval_text(row),
     *([ratio_text(row, baseline)] if baseline else []),
     ppl_text(result.ppl),
     count_text(result.n_key_tokens),
@@ -305,6 +307,7 @@ def _record(row: Row, baseline: str) -> dict[str, Any]:
     "self_evaluated": result.self_evaluated,
     "longppl": result.longppl,
     **bounds("longppl", result.longppl_ci95),
+    "longppl_ci95_reason": result.longppl_ci95_reason,
     "ppl": result.ppl,
     **bounds("ppl", row.ppl_ci95),
     "n_key_tokens": result.n_key_tokens,

@@ -1,26 +1,29 @@
 """Correlation of two scores over models, with bootstrap intervals."""
 
 import csv
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import fsspec
 import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
 from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.report import tables
+from longctx_jax.runtime import failures, urls
+
+MIN_PAIRS = 6
 
 
 class Correlation(NamedTuple):
   """A correlation coefficient, its 95 % interval and the pairs behind it.
 
-  `value` and `ci95` are None where they are undefined: fewer than 3 pairs, or
-  one side constant.
+  `value` and `ci95` are None where there are fewer than 6 pairs, which say
+  nothing, or one side is constant.
   """
 
   value: float | None
@@ -67,7 +70,7 @@ def _correlation(
 ) -> Correlation:
   pairs = np.stack([np.asarray(x, np.float64), np.asarray(y, np.float64)])
   n = pairs.shape[1]
-  value = _row_correlation(transform(pairs)) if n >= 3 else np.nan
+  value = _row_correlation(transform(pairs)) if n >= MIN_PAIRS else np.nan
   if np.isnan(value):
     return Correlation(None, None, n)
   drawn = np.random.default_rng(seed).integers(n, size=(resamples, n))
@@ -148,18 +151,31 @@ def correlation_table(correlations: Correlations, *, fmt: str) -> str:
     for benchmark, score, r, rho in correlations.rows
   ]
   table = tables.format_table(header, [("", cells)], fmt=fmt)
-  if fmt == "csv" or not correlations.left_out:
-    return table
-  comment = "% " if fmt == "latex" else ""
   lines = [
-    f"{comment}left out: {name} ({reason})"
+    f"left out: {name} ({reason})"
     for name, reason in sorted(correlations.left_out.items())
   ]
-  return table + "\n" + "\n".join(lines) + "\n"
+  if any(row[2].n < MIN_PAIRS for row in correlations.rows):
+    lines.append(f"fewer than {MIN_PAIRS} models carry no coefficient")
+  if fmt == "csv" or not lines:
+    return table
+  comment = "% " if fmt == "latex" else ""
+  return table + "\n" + "".join(f"{comment}{line}\n" for line in lines)
 
 
 def _read_benchmarks(path: str | Path) -> dict[str, dict[str, float | None]]:
-  with fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="") as file:
+  if not str(path):
+    raise ValueError(
+      "no benchmark scores are named: give --benchmarks FILE.csv, a column "
+      "'model' and a column for each benchmark"
+    )
+  fs, root = urls.open_file_system(path)
+  with (
+    failures.reading(path),
+    urls.reaching(path),
+    fs.open(root, "rb") as raw,
+    io.TextIOWrapper(raw, "utf-8-sig", newline="") as file,
+  ):
     reader = csv.DictReader(file)
     names = [name for name in reader.fieldnames or [] if name != "model"]
     if "model" not in (reader.fieldnames or []) or not names:

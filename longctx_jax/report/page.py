@@ -13,6 +13,7 @@ from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.report import comparison, figures, heatmap
 from longctx_jax.report.comparison import Row
 from longctx_jax.report.heatmap import Heatmap
+from longctx_jax.runtime import urls
 
 _EXCERPT_CHARS = 1200
 _CARD_PLOT = 440
@@ -46,7 +47,6 @@ def render_report(
   title: str = "Long-context perplexity",
   baseline: str = "",
   force: bool = False,
-  seed: int = 0,
 ) -> None:
   """Writes one HTML file that needs nothing else, in light and dark.
 
@@ -60,15 +60,13 @@ def render_report(
     alpha: threshold of LSD behind the key masks, nats.
     beta: threshold of the long log-prob, nats.
     title: heading of the page.
-    baseline, force, seed: as `comparison.comparison_rows`.
+    baseline, force: as `comparison.comparison_rows`.
 
   Raises:
     NotComparable: the results were not made alike.
     ValueError: a document's arrays differ in length.
   """
-  rows = comparison.comparison_rows(
-    results, baseline=baseline, force=force, seed=seed
-  )
+  rows = comparison.comparison_rows(results, baseline=baseline, force=force)
   manifest = _manifest(results)
   heatmaps = [
     heatmap.build_heatmap(document, stride=manifest.get("stride") or 0)
@@ -153,6 +151,7 @@ def _plot(rows: Sequence[Row], **options: Any) -> str:
 
 
 def _write(template: str, output: str | Path, **values: Any) -> None:
+  urls.require_local(output, flag="output")
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -209,14 +208,16 @@ def _notes(
     "the whole text before it as its short context too: LSD is 0 by "
     "construction, and no token there can be key. Only later tokens are "
     "eligible.",
-    "Intervals of LongPPL resample documents; with fewer than 8 that hold key "
-    "tokens, key regions (runs of key tokens at most 16 targets apart); with "
-    "fewer than 10 regions there is no interval. Intervals of PPL and of "
-    "ratios resample documents, from 8 up.",
+    "Intervals are a jackknife over texts, from 4 that hold key tokens; copies "
+    "of a text count once. With fewer, the interval of LongPPL leaves out key "
+    "regions (runs of key tokens at most 16 targets apart) and speaks of these "
+    "texts only; with fewer than 10 regions there is none. PPL and ratios have "
+    "an interval from 4 texts up.",
   ]
   if any(row.result.self_evaluated for row in rows):
     notes.append(
-      "A self-evaluated model chose the key tokens itself: β keeps its "
+      "A self-evaluated model, or one with nearly its losses, chose the key "
+      "tokens itself: β keeps its "
       f"LongPPL below exp({-beta:g}) = {math.exp(-beta):.2f}, and α makes its "
       "short context look worse by a factor of at least "
       f"exp({alpha:g}) = {math.exp(alpha):.2f}. Neither is a finding."

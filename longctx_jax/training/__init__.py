@@ -3,6 +3,7 @@
 Doors, for other rooms:
   run: trains, or goes on with a training
   program: the compiled step; the jit is there
+  losses: weighted likelihood losses, and which weights targets carry
   step: one pure training step
   state: what a run carries from step to step
   optimizer: AdamW, schedule, clipping
@@ -14,7 +15,6 @@ Inside:
   start: where a run begins, or goes on
   workdir: the folder of a run
   inventory: what the data holds, and what is odd about it
-  losses: weighted likelihood losses
   data: batches of shuffled rows, exact to resume
   stored_weights: weights from a key-token store
   context: another RoPE table for the same weights
@@ -25,6 +25,7 @@ Inside:
 __all__ = [
   "run",
   "program",
+  "losses",
   "step",
   "state",
   "optimizer",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from longctx_jax.checkpoints import convert
 from longctx_jax.model import defaults, parameters
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import settings
-from longctx_jax.training import data, optimizer, rows, step
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
+from longctx_jax.runtime import machine, settings
+from longctx_jax.training import data, losses, optimizer, rows
 from longctx_jax.training.context import rope_override
 
 # Where and how fast a run computes, but not what: free to change on a resume.
@@ -34,13 +37,21 @@ _PLACES = (
   "data.key_tokens",
   "model.path",
 )
-_DTYPES = ("float32", "bfloat16", "float16")
 _FIRST_STEP = "optimizer.first_step"
 _FACTS = "model.facts."
 
 
 def check_config(config: ConfigDict) -> None:
   """Raises ValueError for settings that no run can have; touches no device."""
+  machine.require_array_record()
+  if not config.model.path:
+    raise ValueError(
+      "no model is named: give --model, a folder, a hub id or a .gguf file"
+    )
+  convert.check_dtype(config.model.dtype, field="model.dtype")
+  convert.check_dtype(
+    config.checkpoint.export_dtype, field="checkpoint.export_dtype"
+  )
   data_config(config, "")
   loss_config(config)
   optimizer_config(config)
@@ -57,32 +68,21 @@ def check_config(config: ConfigDict) -> None:
       f"accumulate must divide batch_size={config.data.batch_size}"
     )
   optimizer.learning_rate(optimizer_config(config), steps)
-  windows = dict(short_len=config.loss.short_len, stride=config.loss.stride)
-  seq_len = config.data.seq_len
-  if config.loss.weights == "live" and not rows.max_windows(seq_len, **windows):
+  loss, seq_len = config.loss, config.data.seq_len
+  windows = Windows(loss.short_len, loss.stride)
+  if loss.weights == "live" and not rows.max_windows(seq_len, windows):
     raise ValueError(
-      f"loss.short_len={windows['short_len']} and loss.stride="
-      f"{windows['stride']} go together beyond a row of {seq_len + 1} ids: no "
-      "target would have a short context, and LongCE be cross-entropy. Lower "
-      "them, or raise data.seq_len"
+      f"loss.short_len={windows.short_len} and loss.stride={windows.stride} go "
+      f"together beyond a row of {seq_len + 1} ids: no target would have a "
+      "short context, and LongCE be cross-entropy. Lower them, or raise "
+      "data.seq_len"
     )
-  _require_dtype("model.dtype", config.model.dtype, ("", *_DTYPES))
-  _require_dtype(
-    "checkpoint.export_dtype", config.checkpoint.export_dtype, _DTYPES
-  )
   if min(config.checkpoint.every, config.eval.log_every) < 1:
     raise ValueError("checkpoint.every and eval.log_every must be at least 1")
   if config.eval.every and not config.eval.key_tokens:
     raise ValueError(
       f"eval.every={config.eval.every} needs eval.key_tokens, the workdir of "
       "held-out documents that scripts/score.py scored; eval.every=0 is off"
-    )
-
-
-def _require_dtype(name: str, value: str, known: Sequence[str]) -> None:
-  if value not in known:
-    raise ValueError(
-      f"{name}={value!r} is not one of {', '.join(filter(None, known))}"
     )
 
 
@@ -98,17 +98,15 @@ def data_config(
   windowed = loss.weights != "none"
   return data.DataConfig(
     **fields,
-    short_len=loss.short_len if windowed else 0,
-    stride=loss.stride if windowed else 0,
+    windows=Windows(loss.short_len, loss.stride) if windowed else None,
+    thresholds=Thresholds(loss.alpha, loss.beta),
     gamma=loss.gamma,
-    alpha=loss.alpha,
-    beta=loss.beta,
   )
 
 
-def loss_config(config: ConfigDict) -> step.LossConfig:
+def loss_config(config: ConfigDict) -> losses.LossConfig:
   """The settings of the loss."""
-  return step.LossConfig(**config.loss)
+  return losses.LossConfig(**config.loss)
 
 
 def optimizer_config(config: ConfigDict) -> optimizer.OptimizerConfig:

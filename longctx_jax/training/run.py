@@ -14,6 +14,7 @@ from longctx_jax.checkpoints import export
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.model import flops
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime.processes import Preemption
 from longctx_jax.runtime.progress import StepClock
 from longctx_jax.text import corpus
@@ -199,14 +200,14 @@ def _utilisation(
   if peak is None:
     return lambda steps_per_second: None
   loss, seq_len = config.loss, config.data.seq_len
-  window = dict(short_len=loss.short_len, stride=loss.stride)
+  windows = Windows(loss.short_len, loss.stride)
   live = loss.weights == "live"
   done = flops.step_flops(
     model.config,
     rows=config.data.batch_size,
     seq_len=seq_len,
-    windows=rows.max_windows(seq_len, **window) if live else 0,
-    **window,
+    n_windows=rows.max_windows(seq_len, windows) if live else 0,
+    windows=windows,
   )
   return lambda rate: done * rate / (peak * jax.device_count())
 

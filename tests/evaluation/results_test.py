@@ -167,31 +167,82 @@ def test_the_commonest_reason_stands_for_all(reasons, expected):
   assert result.key_coverage is None
 
 
-def test_the_interval_resamples_documents_or_regions():
-  few = summarise([document([(1.0,)] * 3)] * 3)
+def texts(n, regions, **changes):
+  """Documents of n texts, in which each loss grows from text to text."""
+  return [
+    document(
+      [[loss + i for loss in region] for region in regions],
+      text_sha256=str(i), **changes,
+    )
+    for i in range(n)
+  ]  # fmt: skip
+
+
+def test_the_interval_says_what_it_speaks_of():
+  few = summarise(texts(3, [(1.0,)] * 3))
   assert (few.ci95, few.ci95_reason) == (None, "few_key_regions")
   assert few.n_key_regions == 9
-  some = summarise([document([(1.0,), (2.0,)])] * 5)
+  some = summarise(texts(3, [(1.0,), (2.0,)] * 2))
+  assert some.ci95_reason == "these texts only"
   assert some.ci95[0] < some.longppl < some.ci95[1]
-  # With eight documents it is they that are drawn: all alike, no spread.
-  many = summarise([document([(1.0,), (2.0,)])] * 8)
-  assert many.ci95 == pytest.approx((many.longppl,) * 2)
+  # Between documents that are alike there is no spread, whatever is in them.
+  alike = [document([(1.0,), (2.0,)], text_sha256=str(i)) for i in range(4)]
+  four = summarise(alike)
+  assert four.ci95_reason == ""
+  assert four.ci95 == pytest.approx((four.longppl,) * 2)
+
+
+@pytest.mark.parametrize("text_hash", ["a", ""])
+def test_copies_of_a_text_count_once_and_are_counted(text_hash):
+  """12 copies are one text: no interval over documents, and it is said."""
+  one = [(float(i),) for i in range(12)]
+  copies = [document(one, doc_id=str(i), text_sha256=text_hash)
+            for i in range(12)]  # fmt: skip
+  result = summarise([*copies, EMPTY, EMPTY])
+  single = summarise(copies[:1])
+  assert result.longppl == pytest.approx(single.longppl)
+  assert result.ci95_reason == single.ci95_reason == "these texts only"
+  assert result.ci95 == pytest.approx(single.ci95)
+  assert list(result.warnings) == [
+    "11 of 14 documents are copies of another: intervals count a text once"
+  ]
+
+
+@pytest.mark.parametrize(
+  ("gap", "near"), [(0.0, True), (0.05, True), (0.06, False)]
+)
+def test_a_model_with_the_evaluators_losses_is_the_evaluator(gap, near):
+  documents = [
+    document(text_sha256="a", shared_nll_sum=30.0, shared_gap_sum=20 * gap),
+    document(text_sha256="b", shared_nll_sum=10.0, shared_gap_sum=20 * gap),
+    EMPTY,
+  ]
+  result = summarise(documents)
+  assert result.self_evaluated == near
+  assert list(result.warnings) == near * [
+    f"its losses are the evaluator's to within {gap:.1%}: LongPPL is bounded "
+    "by construction"
+  ]
+  assert not summarise([document()]).self_evaluated
+  assert summarise([document()], self_evaluated=True).self_evaluated
 
 
 def test_the_printed_result():
   documents = [document([(0.5, 1.0)], covered_chars=3)]
   assert str(summarise(documents)) == (
-    f"LongPPL {math.exp(0.75):.2f}  PPL {math.exp(26.5 / 12):.2f}  "
+    f"LongPPL {math.exp(0.75):.2f} (no interval: few key regions)  "
+    f"PPL {math.exp(26.5 / 12):.2f}  "
     "keys 2 in 1 regions  coverage 0.50  paper"
   )
   assert str(summarise([EMPTY], "strict", self_evaluated=True)) == (
     "LongPPL none (empty)  PPL none  keys 0 in 0 regions  coverage none  "
     "strict  self-evaluated"
   )
-  many = summarise([document([(float(i),)] * 300) for i in range(10)])
-  low, high = many.ci95
-  assert f"[{low:.2f}, {high:.2f}]  PPL" in str(many)
-  assert "keys 3,000 in 3,000 regions" in str(many)
+  for n, label in [(3, " (these texts only)"), (10, "")]:
+    result = summarise(texts(n, [(2.0,)] * 400))
+    low, high = result.ci95
+    assert f"[{low:.2f}, {high:.2f}]{label}  PPL" in str(result)
+  assert "keys 4,000 in 4,000 regions" in str(result)
 
 
 def test_results_are_json_with_finite_numbers():
@@ -263,6 +314,6 @@ def test_low_coverage_is_warned_of(covered, warned):
 
 def test_cut_documents_are_warned_of():
   for truncated in (False, True):
-    result = summarise([document(), document(truncated=truncated)])
-    found = result.to_json()["warnings"]
+    cut = document(text_sha256="cut", truncated=truncated)
+    found = summarise([document(), cut]).to_json()["warnings"]
     assert found == ["documents were cut to this model's context"] * truncated

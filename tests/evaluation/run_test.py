@@ -5,11 +5,13 @@ import json
 import math
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import definition
+import safetensors.numpy
+from support import definition, manifests
 from support.command_line import Killed, run
 from support.tiny_runs import (
   ALPHA,
@@ -163,7 +165,7 @@ def test_files_hold_finite_numbers_that_agree_with_each_other(
   written = read_strict(tmp_path / "results" / "m1.json")
   assert written == json.loads(json.dumps(result.to_json()))
   assert written["model"]["name"] == str(made / "m1")
-  assert written["keys"] == open_store(made).manifest
+  assert written["keys"] == open_store(made).manifest.to_json()
   assert (written["alpha"], written["beta"]) == (ALPHA, BETA)
   assert written["seconds"] > 0 and written["tokens_per_second"] > 0
   (loaded,) = files.load_results(tmp_path)
@@ -386,7 +388,9 @@ def test_the_evaluators_own_pass_is_reused_for_its_weights_alone(
   # Without the stored log-probs the pass runs, and says the same.
   texts = dict(zip(["d0", "d1", "d2", "d3"], TEXTS, strict=True))
   rows = [
-    dataclasses.replace(row, manifest=row.manifest | {"attention": "another"})
+    dataclasses.replace(
+      row, manifest=manifests.changed(row.manifest, attention="another")
+    )
     for row in open_store(made)
   ]
   result = longppl.compute_longppl(
@@ -396,6 +400,62 @@ def test_the_evaluators_own_pass_is_reused_for_its_weights_alone(
   )
   assert passed(scorers[-1:]) == own.n_tokens
   assert result.longppl == pytest.approx(own.longppl, rel=1e-6)
+
+
+def rounded(weights, form):
+  """Weights as a bf16 export holds them, or as 8 bits a weight do."""
+  if form == "bf16":
+    return weights.astype(ml_dtypes.bfloat16)
+  scale = np.maximum(np.abs(weights).max(-1, keepdims=True), 1e-9) / 127
+  return (np.round(weights / scale) * scale).astype(weights.dtype)
+
+
+@pytest.mark.parametrize("form", ["bf16", "8 bits"])
+def test_the_evaluators_weights_in_another_form_are_known(
+  tmp_path, made, config, form
+):
+  """Another checksum and dtype: near-equal log-probs tell."""
+  path = tmp_path / "export"
+  shutil.copytree(made / "m0", path)
+  file = path / "model.safetensors"
+  tensors = safetensors.numpy.load_file(file)
+  safetensors.numpy.save_file(
+    {name: rounded(tensor, form) for name, tensor in tensors.items()}, file
+  )
+  config.models = (str(path), str(made / "m1"))
+  own, other = run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert own.model["checksum"] != own.keys["checksum"]
+  assert [r.self_evaluated for r in (own, other)] == [True, False]
+  assert "bounded by construction" in own.warnings[-1]
+  # The ledger holds what tells, so that a finished run says it again.
+  (again, _) = run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert again.self_evaluated and again.warnings == own.warnings
+  rows = comparison.comparison_rows([own, other], force=True)
+  assert [row.result.name for row in rows] == ["m1", "export"]
+
+
+def test_the_evaluators_log_probs_from_elsewhere_are_known(
+  tmp_path, made, config
+):
+  path = tmp_path / "engine.parquet"
+  rows = [
+    {
+      "doc_id": keys.doc_id,
+      "token_start": keys.offsets[:, 0],
+      "token_end": keys.offsets[:, 1],
+      "log_prob": keys.long_log_probs * 1.01,
+    }
+    for keys in open_store(made)
+  ]
+  pq.write_table(pa.Table.from_pylist(rows), path)
+  config.models = ()
+  (result,) = run_lib.evaluate(
+    config,
+    workdir=tmp_path / "w",
+    foreign=[foreign_lib.open_log_probs(path, "engine")],
+  )
+  assert result.self_evaluated
+  assert "to within 1.0%" in result.warnings[-1]
 
 
 @pytest.mark.parametrize(
@@ -475,6 +535,14 @@ def test_hub_ids_and_paths_have_names_without_a_slash(tmp_path):
   (tmp_path / "x").mkdir()
   paths = ["Qwen/Qwen3-8B", f"{tmp_path}/x/", "runs/a/model.gguf"]
   assert run_lib.model_names(paths) == ["Qwen--Qwen3-8B", "x", "model.gguf"]
+
+
+def test_the_folder_one_is_in_has_a_name(tmp_path, monkeypatch):
+  (tmp_path / "x" / "y").mkdir(parents=True)
+  monkeypatch.chdir(tmp_path / "x")
+  assert run_lib.model_names([".", "y/../.."]) == ["x", tmp_path.name]
+  with pytest.raises(ValueError, match="--model / has no name"):
+    run_lib.model_names(["/"])
 
 
 def test_a_killed_evaluation_ends_as_one_that_was_not(tmp_path, made):

@@ -43,7 +43,7 @@ def make_result(name, log_longppl=1.0, *, n_documents=12, seed=0, **fields):
     n_documents=n_documents,
     keys=KEYS,
     longppl=perplexity.pooled_perplexity(sums, counts),
-    longppl_ci95=intervals.bootstrap_ci95(sums, counts, seed=0),
+    longppl_ci95=intervals.jackknife_ci95(sums, counts),
     ppl=perplexity.pooled_perplexity(nll, n_tokens),
     n_key_tokens=int(counts.sum()),
     n_key_regions=1234,
@@ -132,13 +132,57 @@ def test_the_ratio_is_over_the_documents_of_both():
 
 
 def test_few_shared_documents_give_a_ratio_without_interval():
-  results = [make_result("A", n_documents=7), make_result("B", n_documents=7)]
+  results = [make_result("A", n_documents=3), make_result("B", n_documents=3)]
   row = comparison.comparison_rows(results, baseline="A")[1]
   assert (row.ratio, row.ratio_ci95, row.ppl_ci95) == (1.0, None, None)
-  assert comparison.ratio_text(row, "A") == "1.000"
-  eight = [make_result("A", n_documents=8), make_result("B", n_documents=8)]
-  row = comparison.comparison_rows(eight, baseline="A")[1]
+  assert comparison.ratio_text(row, "A") == "1.000 (few texts)"
+  four = [make_result("A", n_documents=4), make_result("B", n_documents=4)]
+  row = comparison.comparison_rows(four, baseline="A")[1]
   assert row.ratio_ci95 == (1.0, 1.0) and row.ppl_ci95 is not None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_copies_of_a_text_are_no_evidence(known):
+  """The interval of 4 texts, however often each stands there."""
+  once, copied = [], []
+  for seed, name in enumerate("AB"):
+    result = make_result(name, n_documents=4, seed=seed)
+    documents = [
+      dataclasses.replace(one, text_sha256="abcd"[i] if known else "")
+      for i, one in enumerate(result.documents)
+    ]
+    once.append(dataclasses.replace(result, documents=tuple(documents)))
+    copies = (
+      dataclasses.replace(one, doc_id=str(i))
+      for i, one in enumerate(3 * documents)
+    )
+    copied.append(dataclasses.replace(result, documents=tuple(copies)))
+  rows = [
+    comparison.comparison_rows(results, baseline="A")
+    for results in (once, copied)
+  ]
+  for one, other in zip(*rows, strict=True):
+    assert other.ppl_ci95 == pytest.approx(one.ppl_ci95)
+    assert other.ratio_ci95 == pytest.approx(one.ratio_ci95)
+
+
+@pytest.mark.parametrize(
+  ("interval", "label", "text"),
+  [
+    ([1.5, 2.5], "", "[1.50, 2.50]"),
+    ([1.5, None], "these texts only", "[1.50, -] these texts only"),
+    (None, "few_key_regions", "few key regions"),
+  ],
+)
+def test_the_table_says_what_an_interval_speaks_of(interval, label, text):
+  result = make_result("A", longppl_ci95=interval, longppl_ci95_reason=label)
+  (row,) = comparison.comparison_rows([result])
+  assert comparison.interval_text(row) == text
+  assert text in comparison.compare_table([result], fmt="text")
+  (record,) = csv.DictReader(
+    io.StringIO(comparison.compare_table([result], fmt="csv"))
+  )
+  assert record["longppl_ci95_reason"] == label
 
 
 def test_self_evaluated_models_are_divided_by_nothing():
@@ -154,9 +198,7 @@ def test_ppl_interval_follows_the_protocol():
     if protocol == "paper":
       sums, counts = sums / counts * (counts + 1), counts + 1
     (row,) = comparison.comparison_rows([result])
-    assert row.ppl_ci95 == pytest.approx(
-      intervals.bootstrap_ci95(sums, counts, seed=0)
-    )
+    assert row.ppl_ci95 == pytest.approx(intervals.jackknife_ci95(sums, counts))
 
 
 def test_a_baseline_must_exist_and_not_be_self_evaluated():

@@ -105,7 +105,7 @@ def benchmarks(tmp_path):
   path = tmp_path / "benchmarks.csv"
   path.write_text(
     "model,LongBench,RULER\nA,49.1,90\nB,43.3,\nC,38.9,70\nD,30.1,60\n"
-    "nowhere,1,2\njudge,50,95\n"
+    "E,28.0,50\nF,45.0,40\nnowhere,1,2\njudge,50,95\n"
   )
   return path
 
@@ -114,6 +114,7 @@ def make_results():
   return [
     make_result("A", 1.99, 3.59), make_result("B", 2.48, 4.14),
     make_result("C", 2.66, 4.82), make_result("D", 3.28, 4.04),
+    make_result("E", 3.3, 4.4), make_result("F", 2.4, 4.2),
     make_result("unknown", 2.0, 3.0),
     make_result("judge", 1.2, 3.0, self_evaluated=True),
     make_result("none", None, 3.0, reason="too_short"),
@@ -124,11 +125,12 @@ def test_correlate_matches_scipy_and_lists_who_is_missing(benchmarks):
   correlations = correlation.correlate(make_results(), benchmarks)
   names = [(b, score, r.n) for b, score, r, _ in correlations.rows]
   assert names == [
-    ("LongBench", "LongPPL", 4), ("LongBench", "PPL", 4),
-    ("RULER", "LongPPL", 3), ("RULER", "PPL", 3),
+    ("LongBench", "LongPPL", 6), ("LongBench", "PPL", 6),
+    ("RULER", "LongPPL", 5), ("RULER", "PPL", 5),
   ]  # fmt: skip
   _, _, pearson, spearman = correlations.rows[0]
-  x, y = [1.99, 2.48, 2.66, 3.28], [49.1, 43.3, 38.9, 30.1]
+  x = [1.99, 2.48, 2.66, 3.28, 3.3, 2.4]
+  y = [49.1, 43.3, 38.9, 30.1, 28.0, 45.0]
   assert pearson.value == pytest.approx(stats.pearsonr(x, y).statistic)
   assert spearman.value == pytest.approx(-1.0)
   assert correlations.left_out == {
@@ -138,6 +140,7 @@ def test_correlate_matches_scipy_and_lists_who_is_missing(benchmarks):
   for fmt in ("text", "markdown", "csv", "latex"):
     table = correlation.correlation_table(correlations, fmt=fmt)
     assert ("nowhere" in table) == (fmt != "csv")
+    assert ("fewer than 6 models" in table) == (fmt != "csv")
     assert "LongBench" in table
 
 
