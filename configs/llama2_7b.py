@@ -4,8 +4,8 @@ Purpose: LongCE against CE under context extension (Fang et al., ICLR 2025,
   section 4, tables 3 and 7).
 Command: python scripts/train.py --config configs/llama2_7b.py \
     --workdir runs/llama2_longce
-Data: PG-19 of tensorflow-datasets, prepared once (longctx_jax/tfds_files.py
-  says how); other texts by --data and --text_column.
+Data: PG-19 of tensorflow-datasets, prepared once (where it is not, a run stops
+  at once and says how); other texts by --data and --text_column.
 Variants: "ce" (cross-entropy: the baseline), "eabf" (the default: base 500,000
   and scaled queries), "pi" (positions interpolated 8 times), "arxiv" (batches
   of 8 rows; --data names Pile-arxiv), "k1024" (K = d = 1024: cheapest, and the

@@ -3,8 +3,7 @@ r"""Does LongCE learn retrieval faster than CE? From scratch, on a laptop.
 Purpose: a model that retrieves at 64 tokens is fine-tuned at 256, where its
   retrieval is broken, with CE, LongCE, the same weights shuffled over
   positions, true labels, a weight floor, and an evaluator's stored weights.
-Command: python scripts/train.py --config configs/retrieval.py \
-    --workdir runs/retrieval
+Command: python scripts/retrieval.py --workdir runs/retrieval
 Hardware: 2 CPU cores, about 5 minutes.
 Expected (docs/results.md): exact match at 50 / 100 / 200 steps CE .27 / .67 /
   .92, LongCE .65 / .87 / .94, stored hard weights .70 / .90 / .94; LongCE at
@@ -19,6 +18,7 @@ def get_config(variant: str = "") -> ConfigDict:
   if variant:
     raise ValueError(f"variant {variant!r}: this config has none")
   config = ConfigDict()
+  config.program = "retrieval"  # scripts/retrieval.py, whichever is called
   config.arms = ("ce", "longce", "shuffled", "oracle", "floor", "hard")
   config.seeds = (0, 1, 2)  # of the fine-tuning documents
   config.language = ConfigDict(

@@ -104,6 +104,21 @@ def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
   return config
 
 
+def hand_over(config: ConfigDict) -> None:
+  """Goes on as the script that a config names as its program, if another.
+
+  Raises:
+    ValueError: there is no such script.
+  """
+  script = pathlib.Path(sys.argv[0])
+  if "program" not in config or config.program == script.stem:
+    return
+  other = script.with_name(f"{config.program}.py")
+  if not other.is_file():
+    raise ValueError(f"config.program={config.program!r}: there is no {other}")
+  os.execv(sys.executable, [sys.executable, str(other), *sys.argv[1:]])
+
+
 def named_fields(
   config: flags.FlagHolder, values: Mapping[str, Any]
 ) -> dict[str, Any]:

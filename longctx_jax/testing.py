@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
-from longctx_jax.checkpoints import checked, tensor_map
+from longctx_jax.checkpoints import tensor_map, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, sharding
 from longctx_jax.model.config import ModelConfig
@@ -87,7 +87,7 @@ def tiny_model(
   config = config or tiny_config()
   mesh = mesh or sharding.make_mesh({"fsdp": -1})
   source = RandomSource(config, seed=seed)
-  graphdef, params = checked.load_parameters(
+  graphdef, params = weights.load_parameters(
     source, config, dtype=dtype, mesh=mesh
   )
   return LoadedModel(
@@ -97,7 +97,7 @@ def tiny_model(
     config=config,
     tokenizer=TextTokenizer(byte_tokenizer(add_bos=add_bos), name="bytes"),
     mesh=mesh,
-    checksum=checked.checksum(source),
+    checksum=weights.checksum(source),
     revision="",
     weight_format=source.weight_format,
   )
@@ -113,7 +113,7 @@ class RandomSource:
     self.config = config_json.to_hf(dataclasses.replace(config, sink_len=0))
     shapes = parameters.parameter_shapes(config)
     table = tensor_map.parameter_table(config, shapes)
-    self.shapes = checked.tensor_shapes(table, shapes)
+    self.shapes = weights.tensor_shapes(table, shapes)
     rng = np.random.default_rng(seed)
     self._tensors = {
       name: np.empty(shape, np.float32) for name, shape in self.shapes.items()

@@ -3,7 +3,6 @@ r"""Fine-tunes a model with LongCE, or CE, to a longer context.
   python scripts/train.py --config configs/llama2_7b.py --workdir runs/llama2
   python scripts/train.py --config configs/smollm2_135m.py:train \
     --data my.txt --workdir runs/smollm2
-  python scripts/train.py --config configs/retrieval.py --workdir runs/retrieval
 
 The same command goes on where a run was stopped. Weights from an evaluator:
 score the documents with scripts/score.py --chunk_len SEQ_LEN, and name its
@@ -13,7 +12,6 @@ workdir by --key_tokens.
 from absl import flags
 
 from longctx_jax import commands
-from longctx_jax.experiments.retrieval import experiment
 from longctx_jax.runtime import processes
 from longctx_jax.training import run
 
@@ -31,6 +29,12 @@ _JOIN = flags.DEFINE_string(
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
 
 
+def before():
+  """A config of another program goes to its script; processes meet."""
+  commands.hand_over(_CONFIG.value)
+  processes.join(_JOIN.value)
+
+
 def main():
   """Trains, then says what to do next."""
   values = {
@@ -42,10 +46,6 @@ def main():
   }
   config = commands.override(_CONFIG.value, values)
   workdir = _WORKDIR.value
-  if "arms" in config:
-    experiment.run(config, workdir=workdir, overwrite=_OVERWRITE.value)
-    print(f"next: open {workdir}/report.html")
-    return
   run.train(config, workdir=workdir, overwrite=_OVERWRITE.value)
   print(
     f"next: python scripts/eval.py --model {workdir}/export --keys KEYS "
@@ -54,4 +54,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main, before=lambda: processes.join(_JOIN.value))
+  commands.run(main, before=before)

@@ -190,7 +190,7 @@ def test_one_place_compiles():
   """
   compiles = (
     "scoring.scorer model.attention checkpoints.placement checkpoints.export "
-    "training.run training.state"
+    "training.program training.state"
   )
   for name, path in MODULES.items():
     used = {

@@ -102,11 +102,11 @@ CASES = {
     scoring/protocol_test::test_reasons
     longppl_test::test_documents_without_key_tokens_say_why
     evaluation/results_test::test_results_are_json_with_finite_numbers
-    paper/metrics_test::test_perplexity_is_a_finite_json_number_or_null""",
+    paper/perplexity_test::test_perplexity_is_a_finite_json_number_or_null""",
   "C5": """
     scoring/protocol_test::test_a_cut_document_is_the_text_before_the_cut
     longppl_test::test_half_a_document_scores_as_half_the_text
-    paper/metrics_test::test_a_truncated_document_counts_only_what_was_scored""",
+    paper/perplexity_test::test_a_truncated_document_counts_only_what_was_scored""",
   "C6": """
     scoring/protocol_test::test_over_length_policies_at_the_limit
     evaluation/passes_test::test_a_shorter_context_cuts_or_skips""",
@@ -115,7 +115,7 @@ CASES = {
   "C9": """
     scoring/scorer_test::test_the_first_window_is_the_long_pass_to_the_bit
     paper/windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
-    paper/metrics_test::test_key_tokens_of_the_first_window_do_not_count
+    paper/document_scores_test::test_key_tokens_of_the_first_window_do_not_count
     key_tokens/record_test::test_known_reason_excludes_key_tokens""",
   "D1": """
     model/log_probs_test::test_uniform_logits_of_bfloat16_give_the_exact_log
@@ -127,7 +127,7 @@ CASES = {
   "D3": """
     paper/contrast_test::test_bfloat16_log_probs_are_compared_in_float32
     key_tokens/record_test::test_criterion_is_taken_in_float32
-    paper/metrics_test::test_near_threshold_is_where_the_decision_could_flip
+    paper/document_scores_test::test_near_threshold_is_where_the_decision_could_flip
     evaluation/results_test::test_nothing_is_counted_twice_or_lost""",
   "D4": """
     model/rope_test::test_table_is_the_published_formula
@@ -157,7 +157,7 @@ CASES = {
   "F3": """
     checkpoints/facts/config_json_test::test_round_trip
     checkpoints/export_test::test_one_shard_is_one_file_that_stays
-    checkpoints/checked_test::test_an_odd_rope_table_is_called_out
+    checkpoints/weights_test::test_an_odd_rope_table_is_called_out
     checkpoints/export_parity_test::test_an_exported_folder_has_our_logits_in_transformers
     checkpoints/family_parity_test::test_logits_are_those_of_transformers""",
   "F4": """
@@ -177,7 +177,7 @@ CASES = {
   "F7": """
     checkpoints/facts/config_json_test::test_an_override_changes_the_table_and_is_written
     checkpoints/facts/config_json_test::test_a_bad_override_is_refused
-    checkpoints/checked_test::test_an_odd_rope_table_is_called_out""",
+    checkpoints/weights_test::test_an_odd_rope_table_is_called_out""",
   "F8": """
     model/transformer_test::test_a_sliding_window_hides_the_first_token
     model/attention_test::test_keys_out_of_sight_never_matter
@@ -185,17 +185,17 @@ CASES = {
     checkpoints/family_parity_test::test_logits_are_those_of_transformers""",
   "F9": "model/attention_test::test_head_sizes",
   "G1": """
-    checkpoints/checked_test::test_shards_load_to_the_same
-    checkpoints/checked_test::test_wrong_tensors_are_named
-    checkpoints/checked_test::test_a_pattern_allows_missing_and_unexplained_tensors""",
+    checkpoints/weights_test::test_shards_load_to_the_same
+    checkpoints/weights_test::test_wrong_tensors_are_named
+    checkpoints/weights_test::test_a_pattern_allows_missing_and_unexplained_tensors""",
   "G2": """
-    checkpoints/checked_test::test_a_tied_head_may_be_stored_twice
-    checkpoints/checked_test::test_odd_weights_are_called_out
+    checkpoints/weights_test::test_a_tied_head_may_be_stored_twice
+    checkpoints/weights_test::test_odd_weights_are_called_out
     parity_test::test_logits_are_those_of_transformers""",
   "G3": """
     checkpoints/gguf/tensors_test::test_tensors_come_back_in_hugging_face_layout
     checkpoints/gguf/families_test::test_a_gguf_file_gives_the_model_of_its_safetensors
-    checkpoints/checked_test::test_other_layouts_are_refused_by_name""",
+    checkpoints/weights_test::test_other_layouts_are_refused_by_name""",
   "G4": """
     checkpoints/memory_test::test_the_host_holds_a_shard_and_two_tensors_at_most""",
   "G5": """
@@ -207,7 +207,7 @@ CASES = {
     checkpoints/export_test::test_a_failed_export_leaves_nothing""",
   "G7": "checkpoints/export_test::test_one_shard_is_one_file_that_stays",
   "G8": """
-    checkpoints/checked_test::test_a_tokenizer_with_more_ids_than_the_model_is_refused
+    checkpoints/weights_test::test_a_tokenizer_with_more_ids_than_the_model_is_refused
     checkpoints/convert_test::test_verification_is_what_its_names_say""",
   "G9": """
     checkpoints/export_test::test_shards_keep_to_their_size_and_are_indexed
@@ -216,7 +216,7 @@ CASES = {
   "H1": """
     training/checkpoint_test::test_eight_devices_write_what_any_number_reads
     checkpoints/convert_test::test_eight_devices_write_and_any_number_reads
-    checkpoints/checked_test::test_slow_reading_says_that_it_goes_on""",
+    checkpoints/weights_test::test_slow_reading_says_that_it_goes_on""",
   "H2": "training/checkpoint_test::test_eight_devices_write_what_any_number_reads",
   "H3": """
     scoring/scorer_test::test_devices_change_nothing
@@ -276,14 +276,14 @@ CASES = {
   "J1": """
     paper/windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
     scoring/scorer_test::test_scores_are_the_papers
-    paper/metrics_test::test_pooled_equals_the_concatenation""",
+    paper/perplexity_test::test_pooled_equals_the_concatenation""",
   "J2": """
     report/comparison_test::test_unlike_results_are_refused_by_name
     report/page_test::test_unlike_results_are_refused_unless_forced
     longppl_test::test_key_tokens_of_unlike_runs_are_not_pooled""",
   "J3": """
     evaluation/results_test::test_perplexities_are_one_loss_over_several_counts
-    paper/metrics_test::test_bits_per_byte_is_the_log_of_the_byte_perplexity""",
+    paper/perplexity_test::test_bits_per_byte_is_the_log_of_the_byte_perplexity""",
   "J4": """
     scoring/scorer_test::test_window_batch_changes_nothing
     scoring/scorer_test::test_buckets_change_nothing
@@ -306,8 +306,8 @@ CASES = {
     scoring/run_test::test_a_store_of_other_settings_is_refused_by_field""",
   "J9": "model/transformer_test::test_a_bigram_model_has_the_tables_nll",
   "J10": """
-    paper/metrics_test::test_paper_ppl_weights_a_document_by_its_ids
-    paper/metrics_test::test_paper_and_strict_ppl_differ_when_lengths_do
+    paper/perplexity_test::test_paper_ppl_weights_a_document_by_its_ids
+    paper/perplexity_test::test_paper_and_strict_ppl_differ_when_lengths_do
     evaluation/results_test::test_ppl_is_weighted_as_the_protocol_says
     longppl_test::test_longppl_is_the_papers""",
   "L1": """
@@ -343,6 +343,24 @@ FAULTS = {
   # facts: facts of a checkpoint or tokenizer that are not taken.
   # sentence: an exception in place of a sentence.
   # statistics: intervals that promise more than they hold.
+  "statistics-1": """
+    paper/coverage_test::test_intervals_over_documents_hold_what_they_promise
+    paper/coverage_test::test_paired_intervals_hold_what_they_promise
+    paper/coverage_test::test_region_intervals_hold_for_these_texts
+    evaluation/results_test::test_the_interval_says_what_it_speaks_of
+    report/comparison_test::test_the_table_says_what_an_interval_speaks_of
+    report/comparison_test::test_few_shared_documents_give_a_ratio_without_interval
+    evaluation/results_test::test_copies_of_a_text_count_once_and_are_counted
+    report/comparison_test::test_copies_of_a_text_are_no_evidence
+    paper/intervals_test::test_copies_of_a_text_are_no_evidence""",
+  "statistics-2": """
+    evaluation/run_test::test_the_evaluators_weights_in_another_form_are_known
+    evaluation/run_test::test_the_evaluators_log_probs_from_elsewhere_are_known
+    evaluation/passes_test::test_slice_files_are_known_by_their_evaluators_name
+    evaluation/results_test::test_a_model_with_the_evaluators_losses_is_the_evaluator""",
+  "statistics-3": """
+    report/correlation_test::test_too_few_or_constant_values_have_no_correlation
+    report/page_test::test_correlate_matches_scipy_and_lists_who_is_missing""",
   # training: all kinds, in training.
 }
 

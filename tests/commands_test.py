@@ -64,6 +64,16 @@ MISTAKES = {
     [SCORE, "--workdir=w", "--data=nothing/*.txt", "--model=m0"],
     "nothing/*.txt matches no file",
   ),
+  "a setting of the program that the config names": (
+    ["scripts/train.py", "--config={root}/configs/retrieval.py", "--workdir=w",
+     "--config.optimizer.steps=10"],
+    "go past the last step, 10",
+  ),
+  "a program that is not there": (
+    ["scripts/train.py", "--config={root}/configs/retrieval.py", "--workdir=w",
+     "--config.program=retreival"],
+    "config.program='retreival': there is no ",
+  ),
   "a list of models that is missing": (
     [EVAL, "--models_file=none.txt"], "No such file or directory: 'none.txt'"
   ),

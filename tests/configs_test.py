@@ -95,7 +95,7 @@ def test_it_loads_locked_with_settings_that_a_run_can_have(
   config = load(monkeypatch, path, variant)
   if "longppl" in config:
     block, check = "longppl", setup.check_config
-  elif "arms" in config:
+  elif "program" in config:
     block, check = "loss", experiment.check_config
   else:
     block, check = "loss", config_lib.check_config
@@ -149,6 +149,7 @@ def test_every_field_is_read_by_the_package(monkeypatch):
     for path in (ROOT / "longctx_jax").rglob("*.py")
     if path.stem != "commands"
   )
+  source += "config.program"  # What `commands.hand_over` reads.
   # Handed on as a whole, to a dataclass that knows each field.
   whole = r"(dict\(|\*\*)(self\._)?config\.{block}\b|config\.{block}\.items"
   for path in PATHS:

@@ -16,7 +16,7 @@ from tokenizers import pre_tokenizers
 
 import longctx_jax as lc
 from longctx_jax import testing
-from longctx_jax.checkpoints import checked
+from longctx_jax.checkpoints import weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.checkpoints.gguf import tensors
 from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
@@ -99,7 +99,7 @@ def test_random_models_have_transformers_logits(family, mesh):
   facts = json.loads((GOLDEN / "tiny.json").read_text())[family]
   config = config_json.from_hf(facts["config"], source=family)
   source = testing.RandomSource(config, seed=facts["seed"])
-  assert checked.checksum(source) == facts["checksum"], "not the stored weights"
+  assert weights.checksum(source) == facts["checksum"], "not the stored weights"
   model = testing.tiny_model(config, seed=facts["seed"], mesh=mesh)
   with np.load(GOLDEN / "tiny.npz") as arrays:
     ids, logits = arrays[f"{family}.ids"], arrays[f"{family}.logits"]

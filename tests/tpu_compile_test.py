@@ -22,7 +22,7 @@ from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.model.rope import RopeConfig
 from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.training import config as config_lib
-from longctx_jax.training import optimizer, rows, run
+from longctx_jax.training import optimizer, program, rows
 
 pytestmark = pytest.mark.tpu_compile
 
@@ -225,7 +225,7 @@ def test_the_step_of_llama2_7b_compiles_at_32k(topology_mesh, variant):
   rule = optimizer.make_optimizer(
     config_lib.optimizer_config(config), config.optimizer.steps
   )
-  state = run.describe_state(model, rule)
+  state = program.describe_state(model, rule)
   data = config_lib.data_config(config, "anywhere")
   one = rows.make_row(
     [[1, 2, 3]],
@@ -242,7 +242,7 @@ def test_the_step_of_llama2_7b_compiles_at_32k(topology_mesh, variant):
     )
     for name, field in one.items()
   }
-  compiled = run.compile_step(config, model, state, batch)
+  compiled = program.compile_step(config, model, state, batch)
   assert count_kernels(compiled)
   assert print_memory(f"llama2_7b:{variant}", compiled) < 80 * GIB
 

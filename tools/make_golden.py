@@ -19,7 +19,7 @@ import transformers
 from absl import app, flags
 
 from longctx_jax import testing
-from longctx_jax.checkpoints import checked
+from longctx_jax.checkpoints import weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.experiments import demo
 from longctx_jax.model.rope import RopeConfig
@@ -111,7 +111,7 @@ def make_tiny(out: pathlib.Path) -> None:
     facts[name] = {
       "config": config_json.to_hf(config),
       "seed": seed,
-      "checksum": checked.checksum(source),
+      "checksum": weights.checksum(source),
       "row_step": _TINY_ROW_STEP,
     }
     arrays[f"{name}.ids"] = ids

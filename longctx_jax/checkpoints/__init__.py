@@ -5,16 +5,17 @@ Doors, for other rooms:
   hub: names of models to paths on this machine
   export: parameters back to a Hugging Face folder
   convert: between formats, and whether the logits are the same
-  checked: parameters from any source of tensors
+  weights: parameters from any source of tensors, checked on the way
   tensor_map: which tensors a parameter comes from
   facts.config_json: config.json to `ModelConfig` and back
   gguf.tensors: the tensors and facts of a GGUF file
   gguf.tokenizer: the tokenizer of a GGUF file
 
 Inside:
-  hf_folder, orbax_folder: sources of tensors
+  tensor_source: what each source of tensors has
+  hf_folder, orbax_folder: tensors of a folder
   placement: pieces of tensors straight into their places on the mesh
-  sanity: weights that load and cannot be right
+  weight_faults: weights that load and cannot be right
   folder_files: config.json and tokenizer, beside the weights
 """
 
@@ -23,7 +24,7 @@ __all__ = [
   "hub",
   "export",
   "convert",
-  "checked",
+  "weights",
   "tensor_map",
   "facts.config_json",
   "gguf.tensors",

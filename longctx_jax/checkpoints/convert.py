@@ -8,9 +8,9 @@ import pathlib
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
-from longctx_jax.checkpoints import checked as checked_lib
-from longctx_jax.checkpoints import export, hub, loading, orbax_folder
+from longctx_jax.checkpoints import export, hub, loading, orbax_folder, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import sharding
 from longctx_jax.model.loaded import LoadedModel
@@ -80,7 +80,7 @@ def convert(
     dtype: one of `DTYPES`; "" is the stored one, float32 where tensors differ
       or are quantised.
     max_shard_bytes: size of a safetensors file.
-    allow_missing: see `checked.CheckedSource`.
+    allow_missing: see `weights.CheckedSource`.
 
   Raises:
     ValueError: for a checkpoint that cannot be read or written faithfully.
@@ -108,7 +108,7 @@ def convert(
     )
     return
   config = config_json.from_hf(tensors.config, source=source)
-  checked = checked_lib.CheckedSource(tensors, config, allow_missing)
+  checked = weights.CheckedSource(tensors, config, allow_missing)
   export.write_folder(
     checked,
     config,
@@ -205,7 +205,9 @@ def verify(model: LoadedModel, reference: str) -> Verification:
   )
 
 
-def _log_softmax(logits):
+def _log_softmax(
+  logits: Float[np.ndarray, "B T V"],
+) -> Float[np.ndarray, "B T V"]:
   wide = logits.astype(np.float64)
   wide -= wide.max(axis=-1, keepdims=True)
   return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))

@@ -11,7 +11,7 @@ import pathlib
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,9 +20,11 @@ import numpy as np
 from absl import logging
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
-from longctx_jax.checkpoints import checked, folder_files, tensor_map
+from longctx_jax.checkpoints import folder_files, tensor_map, weights
 from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints.tensor_source import TensorSource
 from longctx_jax.model import parameters
 from longctx_jax.model.config import ModelConfig
 
@@ -61,7 +63,7 @@ class ParameterSource:
     }
     table = tensor_map.parameter_table(config, self.parameters)
     self.config = config_json.to_hf(config)
-    self.shapes = checked.tensor_shapes(table, self.parameters)
+    self.shapes = weights.tensor_shapes(table, self.parameters)
     self._pieces = collections.defaultdict(list)
     for name, refs in table.items():
       for ref in refs:
@@ -85,14 +87,22 @@ class ParameterSource:
     return tensor.view(np.dtype(f"u{tensor.dtype.itemsize}"))
 
 
-def _gather(stack, place, transpose):
+def _gather(
+  stack: jax.Array, place: tuple[int, ...], transpose: bool
+) -> np.ndarray:
   everywhere = NamedSharding(stack.sharding.mesh, PartitionSpec())
   piece = _piece(stack, place, transpose=transpose, sharding=everywhere)
   return np.asarray(piece.addressable_data(0))
 
 
 @functools.partial(jax.jit, static_argnames=("transpose", "sharding"))
-def _piece(stack, place, *, transpose, sharding):
+def _piece(
+  stack: jax.Array,
+  place: tuple[int, ...],
+  *,
+  transpose: bool,
+  sharding: NamedSharding,
+) -> jax.Array:
   for i in place:
     stack = jax.lax.dynamic_index_in_dim(stack, i, keepdims=False)
   stack = stack.T if transpose else stack
@@ -100,11 +110,11 @@ def _piece(stack, place, *, transpose, sharding):
 
 
 def write_folder(
-  source: Any,
+  source: TensorSource,
   config: ModelConfig,
   folder: str | os.PathLike[str],
   *,
-  dtype: Any,
+  dtype: DTypeLike,
   origin: pathlib.Path | None,
   max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
@@ -134,7 +144,7 @@ def write_folder(
       source.read(name)
     return
   with folder_files.new_folder(folder) as part:
-    folder_files.write_assets(part, fields, origin)
+    folder_files.write_beside_weights(part, fields, origin)
     files = {
       "model.safetensors"
       if len(shards) == 1
@@ -149,11 +159,11 @@ def write_folder(
 
 
 def rehearse(
-  source: Any,
+  source: TensorSource,
   config: ModelConfig,
   folder: str | os.PathLike[str],
   *,
-  dtype: Any,
+  dtype: DTypeLike,
   origin: pathlib.Path | None,
 ) -> None:
   """Does all of `write_folder` but the weights, and reads it back.
@@ -180,9 +190,9 @@ def rehearse(
   folder.parent.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=folder.parent) as name:
     trial = pathlib.Path(name)
-    folder_files.write_assets(trial, fields, origin)
+    folder_files.write_beside_weights(trial, fields, origin)
     stored = json.loads((trial / "config.json").read_text())
-    checked.CheckedSource(
+    weights.CheckedSource(
       source, config_json.from_hf(stored, source=str(folder))
     )
     room = shutil.disk_usage(trial).free
@@ -218,7 +228,7 @@ def plan_shards(
   return shards
 
 
-def _natural(name):
+def _natural(name: str) -> list[int | str]:
   return [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", name)]
 
 
@@ -226,7 +236,7 @@ def _nbytes(shape: Sequence[int], dtype: np.dtype) -> int:
   return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
-def _kind(dtype):
+def _kind(dtype: np.dtype) -> str:
   if dtype not in _KINDS:
     raise ValueError(
       f"dtype {dtype} cannot be written (can: float32, bfloat16, float16)"
@@ -234,7 +244,9 @@ def _kind(dtype):
   return _KINDS[dtype]
 
 
-def _write_shard(path, source, shard, dtype):
+def _write_shard(
+  path: pathlib.Path, source: TensorSource, shard: list[str], dtype: np.dtype
+) -> None:
   """The safetensors format, one tensor after the other.
 
   Written here and not by the safetensors package, which takes all tensors of
@@ -259,7 +271,12 @@ def _write_shard(path, source, shard, dtype):
       file.write(tensor.reshape(-1).view(np.uint8).data)
 
 
-def _write_index(folder, files, shapes, dtype):
+def _write_index(
+  folder: pathlib.Path,
+  files: Mapping[str, list[str]],
+  shapes: Mapping[str, tuple[int, ...]],
+  dtype: np.dtype,
+) -> None:
   total = sum(_nbytes(shape, dtype) for shape in shapes.values())
   index = {
     "metadata": {"total_size": total},

@@ -14,21 +14,7 @@ from typing import Any
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.checkpoints.gguf import tensors, tokenizer
 from longctx_jax.model.config import ModelConfig
-
-_COPIED = (
-  "tokenizer*",
-  "vocab*",
-  "merges.txt",
-  "special_tokens_map.json",
-  "added_tokens.json",
-  "chat_template*",
-  "spiece.model",
-  "tekken.json",
-  "*.tiktoken",
-  "tokenization_*.py",
-  "generation_config.json",
-)
-
+from longctx_jax.text import tokenizer_files
 
 # Facts for generation, which `ModelConfig` does not hold.
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -65,7 +51,7 @@ def config_fields(
   return fields | {name: found[name] for name in _SPECIAL_IDS if name in found}
 
 
-def _origin_fields(origin):
+def _origin_fields(origin: pathlib.Path | None) -> dict[str, Any]:
   if origin is None:
     return {}
   if origin.suffix == ".gguf":
@@ -75,7 +61,7 @@ def _origin_fields(origin):
   return (fields.get("text_config") or {}) | fields
 
 
-def write_assets(
+def write_beside_weights(
   folder: pathlib.Path, fields: dict[str, Any], origin: pathlib.Path | None
 ) -> None:
   """Writes config.json, and copies tokenizer and generation config.
@@ -94,10 +80,9 @@ def write_assets(
     ids = {name: fields[name] for name in _SPECIAL_IDS if name in fields}
     (folder / "generation_config.json").write_text(json.dumps(ids, indent=2))
     return
-  for pattern in _COPIED:
-    for path in sorted(origin.glob(pattern)):
-      if path.is_file():
-        shutil.copyfile(path, folder / path.name)
+  patterns = (*tokenizer_files.PATTERNS, "generation_config.json")
+  for path in tokenizer_files.find(origin, patterns):
+    shutil.copyfile(path, folder / path.name)
 
 
 def require_free(folder: pathlib.Path) -> None:

@@ -1,14 +1,10 @@
-"""Hugging Face checkpoints: tensors, their identity, and the way to parameters.
-
-A source of tensors has `path`, `config`, `shapes`, `read(name, index)`,
-`raw(name)` and `weight_format`: `SafetensorsSource`, `tensors.GgufSource`,
-`export.ParameterSource`.
-"""
+"""Folders with config.json and *.safetensors, as a source of tensors."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_dtypes  # noqa: F401  safetensors reads bfloat16 only with it
@@ -91,7 +87,7 @@ class SafetensorsSource:
     kinds = {stored[name][2] for _, name in self._places.values()}
     self.weight_format = f"safetensors {'+'.join(sorted(kinds))}"
 
-  def _open(self, file):
+  def _open(self, file: str) -> Any:
     if self._file != file:
       self._handle = None  # Its pages go before the next come.
       self._handle = safetensors.safe_open(
@@ -100,7 +96,7 @@ class SafetensorsSource:
       self._file = file
     return self._handle
 
-  def _refuse_quantised(self, kinds):
+  def _refuse_quantised(self, kinds: Mapping[str, str]) -> None:
     odd = [name for name, kind in kinds.items() if kind not in _KINDS]
     if odd:
       stated = self.config.get("quantization_config") or {}
@@ -125,11 +121,11 @@ class SafetensorsSource:
     return tensor.view(np.dtype(f"u{tensor.dtype.itemsize}"))
 
 
-def _parts(file):
+def _parts(file: Any) -> Iterator[tuple[str, Any]]:
   return ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118
 
 
-def _guess_method(name, kinds):
+def _guess_method(name: str, kinds: Mapping[str, str]) -> str:
   if kinds[name].startswith("F8"):
     return "FP8"
   if name.endswith((".qweight", ".qzeros", ".g_idx")):

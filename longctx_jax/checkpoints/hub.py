@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pathlib
 import threading
+from typing import TYPE_CHECKING
 
-_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")
+from longctx_jax.text import tokenizer_files
+
+if TYPE_CHECKING:
+  from huggingface_hub import errors
+
+_FILES = ("*.json", *tokenizer_files.PATTERNS)
 _WEIGHTS = ("*.safetensors",)
 # The same weights once more, in other layouts: subfolders, Meta's, Mistral's.
 _LEFT_OUT = ("*/*", "consolidated*")
@@ -67,7 +73,7 @@ def resolve(name: str, *, weights: bool = True) -> tuple[pathlib.Path, str]:
   return snapshot, snapshot.name
 
 
-def _ask(name):
+def _ask(name: str) -> tuple[str, Exception | None]:
   """(commit, None), or ("", why there is none)."""
   import huggingface_hub
 
@@ -88,7 +94,7 @@ def _ask(name):
   return answer[0] if answer else ("", TimeoutError())
 
 
-def _explain(name, refusal):
+def _explain(name: str, refusal: errors.HfHubHTTPError) -> str:
   from huggingface_hub import errors
 
   status = refusal.response.status_code

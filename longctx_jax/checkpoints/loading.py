@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-from longctx_jax.checkpoints import checked, hf_folder, hub, orbax_folder
+from longctx_jax.checkpoints import hf_folder, hub, orbax_folder, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.checkpoints.gguf import tensors
 from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
-from longctx_jax.model import parameters, sharding
+from longctx_jax.checkpoints.tensor_source import TensorSource
+from longctx_jax.model import defaults, parameters, sharding
+from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.runtime.progress import heartbeat
+from longctx_jax.text import tokenizer_files
 from longctx_jax.text.tokenizer import TextTokenizer
 
 
@@ -22,7 +25,7 @@ def load_model(
   path: str | pathlib.Path,
   *,
   mesh: jax.sharding.Mesh | None = None,
-  dtype: Any = None,
+  dtype: DTypeLike | None = None,
   allow_missing: str = "",
 ) -> LoadedModel:
   """Loads a model and its tokenizer.
@@ -31,21 +34,19 @@ def load_model(
     path: a Hugging Face folder, a folder that scripts/convert.py wrote in
       Orbax's format, a .gguf file, or a hub id.
     mesh: default: all devices on the `fsdp` axis.
-    dtype: of the parameters and activations; default float32 on CPU, where it
-      is the fastest, and bfloat16 elsewhere. Log-probs are float32 in any case.
+    dtype: of the parameters and activations; default: `defaults.dtype`.
+      Log-probs are float32 in any case.
     allow_missing: regular expression of tensor names; see
-      `checked.CheckedSource`.
+      `weights.CheckedSource`.
 
   Raises:
     FileNotFoundError: where there is no such path, or a file of it is missing.
     ValueError: for a checkpoint that cannot be read faithfully; see
-      `config_json.from_hf` and `checked.load_parameters`.
+      `config_json.from_hf` and `weights.load_parameters`.
   """
   name = str(path)
   folder, revision = hub.resolve(name)
-  if dtype is None:
-    cpu = jax.default_backend() == "cpu"
-    dtype = jnp.float32 if cpu else jnp.bfloat16
+  dtype = defaults.dtype(dtype)
   if mesh is None:
     mesh = sharding.make_mesh({"fsdp": -1})
   kwargs = dict(dtype=dtype, mesh=mesh)
@@ -62,10 +63,10 @@ def load_model(
     config = config_json.from_hf(source.config, source=name)
     tokenizer = _tokenizer(folder, name, config)
     with heartbeat(name):
-      loaded = checked.load_parameters(
+      loaded = weights.load_parameters(
         source, config, allow_missing=allow_missing, **kwargs
       )
-      digest = checked.checksum(source)
+      digest = weights.checksum(source)
     weight_format = source.weight_format
   return LoadedModel(
     name=name,
@@ -81,7 +82,7 @@ def load_model(
 
 
 def describe_model(
-  path: str | pathlib.Path, *, mesh: jax.sharding.Mesh, dtype: Any
+  path: str | pathlib.Path, *, mesh: jax.sharding.Mesh, dtype: DTypeLike
 ) -> LoadedModel:
   """The model without its weights: shapes stand where arrays would.
 
@@ -114,9 +115,7 @@ def describe_model(
   )
 
 
-def open_source(
-  path: pathlib.Path,
-) -> tensors.GgufSource | hf_folder.SafetensorsSource:
+def open_source(path: pathlib.Path) -> TensorSource:
   """The tensors of a .gguf file or a Hugging Face folder.
 
   Raises:
@@ -128,11 +127,11 @@ def open_source(
   return hf_folder.SafetensorsSource(path)
 
 
-def _tokenizer(folder, name, config):
+def _tokenizer(
+  folder: pathlib.Path, name: str, config: ModelConfig
+) -> TextTokenizer | None:
   """The tokenizer, or None where there is none."""
-  has = folder.is_file() or any(
-    any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab*")
-  )
+  has = folder.is_file() or tokenizer_files.vocabularies(folder)
   tokenizer = _read_tokenizer(folder, name) if has else None
   if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
     raise ValueError(
@@ -153,7 +152,7 @@ def load_tokenizer(path: str | pathlib.Path) -> TextTokenizer:
   return _read_tokenizer(hub.resolve(name, weights=False)[0], name)
 
 
-def _read_tokenizer(folder, name):
+def _read_tokenizer(folder: pathlib.Path, name: str) -> TextTokenizer:
   if folder.suffix == ".gguf":
     source = tensors.GgufSource(folder)
     return TextTokenizer(tokenizer_lib.load_tokenizer(source), name=name)

@@ -17,11 +17,13 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
-from longctx_jax.checkpoints import checked, export, folder_files
+from longctx_jax.checkpoints import export, folder_files, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, partition
 from longctx_jax.model.config import ModelConfig
+from longctx_jax.runtime import settings
 
 _RECORD = "longctx_jax.json"
 _PARAMS = "params"
@@ -61,12 +63,12 @@ def write_folder(
   record = {
     "format_version": 1,
     "dtype": str(dtype),
-    "checksum": checked.checksum(source),
+    "checksum": weights.checksum(source),
     "revision": revision,
     "shapes": {name: list(shape) for name, shape in source.parameters.items()},
   }
   with folder_files.new_folder(folder) as part:
-    folder_files.write_assets(part, fields, origin)
+    folder_files.write_beside_weights(part, fields, origin)
     (part / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
     with ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(part.resolve() / _PARAMS, nnx.to_pure_dict(params))
@@ -88,7 +90,7 @@ def read_config(folder: pathlib.Path) -> ModelConfig:
 
 
 def load_parameters(
-  folder: pathlib.Path, config: ModelConfig, *, dtype: Any, mesh: Mesh
+  folder: pathlib.Path, config: ModelConfig, *, dtype: DTypeLike, mesh: Mesh
 ) -> tuple[nnx.GraphDef, nnx.State]:
   """Reads the parameters onto a mesh, whichever one they were written from.
 
@@ -110,15 +112,13 @@ def load_parameters(
   dtype = np.dtype(dtype)
   graphdef, params = parameters.abstract_model(config, dtype)
   shapes = parameters.parameter_shapes(config)
-  stored = read_record(folder)["shapes"]
-  expected = {name: list(shape) for name, shape in shapes.items()}
-  wrong = [
-    f"{name} is {stored.get(name)}, not {expected.get(name)}"
-    for name in sorted(set(stored) | set(expected))
-    if stored.get(name) != expected.get(name)
-  ]
-  if wrong:
-    raise ValueError(f"{folder}: {'; '.join(wrong[:8])}")
+  settings.require_same(
+    read_record(folder)["shapes"],
+    {name: list(shape) for name, shape in shapes.items()},
+    where=folder,
+    problem="holds other parameters than its config.json explains",
+    remedy="Convert the checkpoint again",
+  )
   shardings = partition.parameter_shardings(config, shapes, mesh)
   target = [
     (path, jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=shardings[name]))

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.typing import DTypeLike
 
 from longctx_jax.checkpoints.tensor_map import TensorRef
 
@@ -28,6 +29,8 @@ _BLOCK_ROWS = 64
 
 # (tensor name, slices of it) -> that part.
 Read = Callable[[str, tuple[slice, ...]], np.ndarray]
+# [start, stop) of each axis.
+Bounds = tuple[tuple[int, int], ...]
 
 
 def place(
@@ -35,8 +38,8 @@ def place(
   refs: Sequence[TensorRef],
   shape: tuple[int, ...],
   *,
-  dtype: Any,
-  sharding: jax.sharding.NamedSharding,
+  dtype: DTypeLike,
+  sharding: NamedSharding,
 ) -> jax.Array:
   """Builds one parameter from its pieces.
 
@@ -62,7 +65,14 @@ def place(
   return _read_slab(read, refs, shape, dtype, sharding, 0)
 
 
-def _place_slabs(read, refs, shape, dtype, sharding, count):
+def _place_slabs(
+  read: Read,
+  refs: Sequence[TensorRef],
+  shape: tuple[int, ...],
+  dtype: DTypeLike,
+  sharding: NamedSharding,
+  count: int,
+) -> jax.Array:
   stack = jnp.zeros(shape, dtype, device=sharding)
   for start in range(0, shape[0], count):
     own = [ref for ref in refs if start <= ref.place[0] < start + count]
@@ -75,7 +85,9 @@ def _place_slabs(read, refs, shape, dtype, sharding, count):
 
 
 @functools.cache
-def _writer(sharding):
+def _writer(
+  sharding: NamedSharding,
+) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
   return jax.jit(
     lambda stack, slab, start: jax.lax.dynamic_update_slice_in_dim(
       stack, slab, start, axis=0
@@ -85,10 +97,17 @@ def _writer(sharding):
   )
 
 
-def _read_slab(read, refs, shape, dtype, sharding, start):
+def _read_slab(
+  read: Read,
+  refs: Sequence[TensorRef],
+  shape: tuple[int, ...],
+  dtype: DTypeLike,
+  sharding: NamedSharding,
+  start: int,
+) -> jax.Array:
   """The part of a parameter from layer `start` on, as an array of its own."""
 
-  def bounds(index):
+  def bounds(index: tuple[slice, ...]) -> Bounds:
     return tuple(
       axis.indices(size)[:2] for axis, size in zip(index, shape, strict=True)
     )
@@ -109,7 +128,9 @@ def _read_slab(read, refs, shape, dtype, sharding, start):
   )
 
 
-def _blocks(ref, buffers, start):
+def _blocks(
+  ref: TensorRef, buffers: Mapping[Bounds, np.ndarray], start: int
+) -> Iterator[tuple[tuple[int, int], Bounds, np.ndarray]]:
   """(rows, columns, target): what is read of a tensor, and where it goes.
 
   Sorted by rows, the parts of several devices in one block of rows follow
@@ -135,6 +156,6 @@ def _blocks(ref, buffers, start):
       last = min(row + step, stop)
       yield (
         (row + offset, last + offset),
-        columns,
+        tuple(columns),
         target[row - begin : last - begin],
       )

@@ -87,6 +87,10 @@ _NO_TEXT = (
 )
 
 
+# A tensor within the layer, and its rows [a, b).
+FusedRows = tuple[str, tuple[int, int]]
+
+
 @dataclasses.dataclass(frozen=True)
 class TensorRef:
   """Where one piece of a parameter lies in a checkpoint.
@@ -149,9 +153,11 @@ def _layer_names(config: ModelConfig) -> dict[str, str]:
   return names
 
 
-def _fused_rows(config, shapes):
+def _fused_rows(
+  config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, FusedRows]:
   """Parameter name -> (tensor within the layer, its rows), where fused."""
-  spans: dict[str, tuple[str, tuple[int, int]]] = {}
+  spans: dict[str, FusedRows] = {}
   if config.model_type != "phi3":
     return spans
   for tensor, parts in _FUSED.items():
@@ -163,7 +169,12 @@ def _fused_rows(config, shapes):
   return spans
 
 
-def _pieces(name, shape, names, spans) -> Iterator[TensorRef]:
+def _pieces(
+  name: str,
+  shape: tuple[int, ...],
+  names: Mapping[str, str],
+  spans: Mapping[str, FusedRows],
+) -> Iterator[TensorRef]:
   transpose = name.endswith(".kernel")
   if not name.startswith("layers."):
     yield TensorRef(_TOP[name], transpose=transpose)

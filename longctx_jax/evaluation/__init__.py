@@ -2,10 +2,15 @@
 
 Doors, for other rooms:
   passes: one model over documents: sums per document
-  results: sums per document, pooled per model
+  results: the result of a model: documents pooled, JSON
   foreign: log-probs that another engine computed
   files: what an evaluation writes and reads
   run: many models on one store
+
+Inside:
+  documents: the sums of one document
+  matched: documents beside their key tokens, checked once
+  caveats: what a reader of a result must know
 """
 
 __all__ = ["passes", "results", "foreign", "files", "run"]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-import pathlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.evaluation.passes import Evaluated
-from longctx_jax.evaluation.results import DocumentResult, LongPplResult
+from longctx_jax.evaluation.results import ModelResult
+from longctx_jax.runtime import files as runtime_files
 from longctx_jax.runtime import settings
 
 
-def load_results(workdir: str | Path) -> list[dict[str, Any]]:
+def load_results(workdir: str | Path) -> list[ModelResult]:
   """Reads `results/*.json` and, beside each, `documents/*.parquet`.
 
   Returns:
-    One dict for each model, in the order of the file names: the fields of the
-    JSON and `documents`, a dict of columns (empty where there is no file).
+    The results in the order of the file names; without documents where they
+    have no file.
 
   Raises:
-    ValueError: there are no results, or a file is no JSON object with a name.
+    ValueError: there are no results, or a file is none.
   """
   files, root = fsspec.core.url_to_fs(str(workdir))
   paths = sorted(files.glob(f"{root}/results/*.json"))
@@ -39,66 +40,48 @@ def load_results(workdir: str | Path) -> list[dict[str, Any]]:
   return [_load_result(files, root, path) for path in paths]
 
 
-def _load_result(files, root, path):
+def _load_result(
+  files: fsspec.AbstractFileSystem, root: str, path: str
+) -> ModelResult:
   try:
-    result = json.loads(files.cat_file(path))
+    fields = json.loads(files.cat_file(path))
   except json.JSONDecodeError as error:
     raise ValueError(f"{path} is no JSON: {error}. Evaluate again.") from error
-  if not isinstance(result, dict) or "name" not in result:
-    raise ValueError(f"{path} is no result: it has no field 'name'.")
+  rows = []
   documents = f"{root}/documents/{Path(path).stem}.parquet"
-  columns = {}
   if files.exists(documents):
-    table = pq.read_table(documents, filesystem=files)
-    columns = {
-      name: table[name].to_numpy(zero_copy_only=False)
-      for name in table.column_names
-    }
-  return result | {"documents": columns}
+    rows = pq.read_table(documents, filesystem=files).to_pylist()
+  try:
+    return ModelResult.from_json(fields, map(DocumentResult.from_json, rows))
+  except ValueError as error:
+    raise ValueError(
+      f"{path} is no result: {error}. Evaluate again."
+    ) from error
 
 
-def write_result(workdir: str | pathlib.Path, result: dict[str, Any]) -> None:
-  """Writes `workdir`/results/<name>.json; all numbers are finite or null."""
-  path = _folder(workdir, "results") / f"{result['name']}.json"
-  text = json.dumps(result, indent=2, allow_nan=False)
-  _replace(path, lambda temporary: temporary.write_text(text + "\n"))
-
-
-def has_numbers(workdir: str | pathlib.Path, name: str) -> bool:
+def has_numbers(workdir: str | Path, name: str) -> bool:
   """Whether an earlier run of the model came to its end."""
-  path = _folder(workdir, "results") / f"{name}.json"
-  return path.exists() and json.loads(path.read_text())["ppl"] is not None
+  files, root = fsspec.core.url_to_fs(str(workdir))
+  path = f"{root}/results/{name}.json"
+  return files.exists(path) and _load_result(files, root, path).has_numbers
 
 
-def write_documents(
-  workdir: str | pathlib.Path, name: str, pooled: LongPplResult
-) -> None:
-  """Writes `workdir`/documents/<name>.parquet, a row per document."""
-  rows = [
-    dataclasses.asdict(document)
-    | {
-      "n_key_tokens": document.n_key_tokens,
-      "n_key_regions": len(document.region_counts),
-      "key_nll_sum": document.key_nll_sum,
-      "key_coverage": document.key_coverage,
-      "longppl": document.longppl,
-      "ppl": document.ppl,
-    }
-    for document in pooled.documents
-  ]
-  for row in rows:
-    row["region_nll_sums"] = list(row["region_nll_sums"])
-    row["region_counts"] = list(row["region_counts"])
-  path = _folder(workdir, "documents") / f"{name}.parquet"
-  _replace(
-    path,
-    lambda temporary: pq.write_table(pa.Table.from_pylist(rows), temporary),
-  )
+def write_result(workdir: str | Path, result: ModelResult) -> None:
+  """Writes documents/<name>.parquet, a row per document, and the JSON.
+
+  A model that failed has no documents, and leaves those that are there.
+  """
+  if result.documents:
+    rows = [document.to_row() for document in result.documents]
+    path = _folder(workdir, "documents") / f"{result.name}.parquet"
+    with runtime_files.appearing(path) as file:
+      pq.write_table(pa.Table.from_pylist(rows), file)
+  text = json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n"
+  path = _folder(workdir, "results") / f"{result.name}.json"
+  runtime_files.write_text(path, text)
 
 
-def write_tokens(
-  workdir: str | pathlib.Path, name: str, done: Evaluated
-) -> None:
+def write_tokens(workdir: str | Path, name: str, done: Evaluated) -> None:
   """Writes `workdir`/tokens/<name>/<doc_index>.parquet, a row per target.
 
   `nll_short` is the evaluator's, where it read the same tokens; else null.
@@ -122,7 +105,8 @@ def write_tokens(
     }
   )
   path = _folder(workdir, "tokens", name) / f"{keys.doc_index:08d}.parquet"
-  _replace(path, lambda temporary: pq.write_table(table, temporary))
+  with runtime_files.appearing(path) as file:
+    pq.write_table(table, file)
 
 
 class Ledger:
@@ -134,7 +118,7 @@ class Ledger:
     done: doc_id -> result.
   """
 
-  def __init__(self, path: pathlib.Path, made_with: dict[str, Any]):
+  def __init__(self, path: Path, made_with: dict[str, Any]):
     self.done: dict[str, DocumentResult] = {}
     self._path = path
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
@@ -144,19 +128,16 @@ class Ledger:
         _comparable(json.loads(whole[0])), _comparable(made_with), where=path
       )
       for line in whole[1:]:
-        fields = json.loads(line)
-        fields["region_nll_sums"] = tuple(fields["region_nll_sums"])
-        fields["region_counts"] = tuple(fields["region_counts"])
-        result = DocumentResult(**fields)
+        result = DocumentResult.from_json(json.loads(line))
         self.done[result.doc_id] = result
     else:
       whole = [json.dumps(made_with) + "\n"]
-    _replace(path, lambda temporary: temporary.write_text("".join(whole)))
+    runtime_files.write_text(path, "".join(whole))
     self._file = path.open("a")
 
   def append(self, result: DocumentResult) -> None:
     """Adds a document; when it returns, the line survives a kill."""
-    self._file.write(json.dumps(dataclasses.asdict(result)) + "\n")
+    self._file.write(json.dumps(result.to_json()) + "\n")
     self._file.flush()
     os.fsync(self._file.fileno())
     self.done[result.doc_id] = result
@@ -167,7 +148,7 @@ class Ledger:
 
 
 def open_ledger(
-  workdir: str | pathlib.Path,
+  workdir: str | Path,
   name: str,
   made_with: dict[str, Any],
   *,
@@ -185,20 +166,13 @@ def open_ledger(
   return Ledger(path, json.loads(json.dumps(made_with, allow_nan=False)))
 
 
-def _comparable(made_with):
+def _comparable(made_with: Mapping[str, Any]) -> dict[str, Any]:
   """Settings by name, without the versions that key tokens were made with."""
   flat = settings.flatten(made_with)
   return {name: flat[name] for name in flat if ".versions." not in name}
 
 
-def _folder(workdir, *parts):
-  folder = pathlib.Path(workdir).joinpath(*parts)
+def _folder(workdir: str | Path, *parts: str) -> Path:
+  folder = Path(workdir).joinpath(*parts)
   folder.mkdir(parents=True, exist_ok=True)
   return folder
-
-
-def _replace(path, write):
-  """A file under its name is whole: it is written beside and renamed."""
-  temporary = path.with_name(path.name + ".tmp")
-  write(temporary)
-  os.replace(temporary, path)

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from longctx_jax.evaluation import passes, results
-from longctx_jax.key_tokens import store as store_lib
-from longctx_jax.key_tokens.store import KeyTokenStore
-from longctx_jax.text.corpus import Corpus
+from longctx_jax.evaluation.documents import DocumentResult
+from longctx_jax.evaluation.matched import Matched
+from longctx_jax.evaluation.results import ModelResult
 
 COLUMNS = ("doc_id", "token_start", "token_end", "log_prob")
 
@@ -67,9 +67,9 @@ def open_log_probs(path: str | pathlib.Path, name: str) -> ForeignLogProbs:
 
 
 def evaluate_log_probs(
-  foreign: ForeignLogProbs, store: KeyTokenStore, corpus: Corpus
-) -> tuple[results.LongPplResult, list[dict[str, Any]]]:
-  """(pooled result, document scores of the store).
+  foreign: ForeignLogProbs, matched: Matched
+) -> ModelResult:
+  """The result on documents and their key tokens.
 
   Raises:
     ValueError: a document without a row, or arrays that do not fit its text;
@@ -77,12 +77,10 @@ def evaluate_log_probs(
   """
   rows = foreign.rows()
   found, scores = [], []
-  for keys, document in store_lib.match_documents(store, corpus):
+  for keys, document in matched:
     scores.append(keys.scores)
     if keys.reason in passes.UNREADABLE:
-      found.append(
-        results.DocumentResult(keys.doc_id, keys.doc_index, keys.reason)
-      )
+      found.append(DocumentResult(keys.doc_id, keys.doc_index, keys.reason))
       continue
     if keys.doc_id not in rows:
       raise ValueError(f"{foreign.path}: no row for document {keys.doc_id!r}")
@@ -101,9 +99,14 @@ def evaluate_log_probs(
         np.stack([starts, ends], axis=1),
       )
     )
-  pooled = results.summarise(
+  return results.summarise(
     found,
-    protocol_name=store.manifest["protocol"],
-    self_evaluated=False,
+    protocol_name=matched.store.manifest["protocol"],
+    self_evaluated=passes.has_evaluators_name(
+      matched.store.manifest, foreign.name
+    ),
+    scores=scores,
+    name=foreign.name,
+    keys=matched.store.manifest,
+    model={"log_probs": foreign.path},
   )
-  return pooled, scores

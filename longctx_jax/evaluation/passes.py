@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from longctx_jax.evaluation.results import DocumentResult
+from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.paper import intervals, spans
 from longctx_jax.scoring import finder, protocol
@@ -64,6 +65,7 @@ def document_result(
   reason = keys.reason
   if not reason and not key_mask.any():
     reason = "no_key_tokens"
+  shared_nll_sum, shared_gap_sum = _compare(keys, offsets, log_probs)
   scored = text[offsets[:, 0].min() : offsets[:, 1].max()]
   return DocumentResult(
     doc_id=keys.doc_id,
@@ -84,6 +86,45 @@ def document_result(
     covered_chars=round(covered * key_chars),
     n_unscorable_key=unscorable,
     truncated=truncated,
+    text_sha256=keys.text_sha256,
+    shared_nll_sum=shared_nll_sum,
+    shared_gap_sum=shared_gap_sum,
+  )
+
+
+def _compare(keys, offsets, log_probs):
+  """(evaluator's NLL, sum of differences) over targets that both have."""
+  if keys.long_log_probs is None:
+    return 0.0, 0.0
+
+  def places(pairs):
+    return pairs[:, 0] * (keys.n_chars + 1) + pairs[:, 1]
+
+  _, mine, theirs = np.intersect1d(
+    places(offsets), places(keys.offsets), return_indices=True
+  )
+  log_probs = np.asarray(log_probs, np.float64)[mine]
+  expected = keys.long_log_probs[theirs].astype(np.float64)
+  known = np.isfinite(log_probs) & np.isfinite(expected)
+  gaps = np.abs(log_probs - expected)[known]
+  return -float(expected[known].sum()), float(gaps.sum())
+
+
+def has_evaluators_name(manifest: dict[str, Any], name: str) -> bool:
+  """Whether slice files, which say no more, are of a model of this name.
+
+  Folders, hub ids and names of results agree in their last part.
+
+  Args:
+    manifest: of the key tokens.
+    name: of the model under test.
+  """
+
+  def short(text):
+    return re.split(r"/|--", text.rstrip("/"))[-1].lower()
+
+  return manifest["detail"] == "spans" and (
+    short(manifest["evaluator"]) == short(name)
   )
 
 
@@ -176,7 +217,8 @@ class Evaluation:
   Attributes:
     scorer: of the model under test.
     protocol: "paper" or "strict".
-    self_evaluated: whether evaluator and model have the same weights.
+    self_evaluated: whether evaluator and model have the same weights or, where
+      the key tokens come from slice files, the same name.
     reused: documents whose log-probs were the evaluator's own.
   """
 
@@ -199,7 +241,9 @@ class Evaluation:
       for name in _SAME_PASS
       if name in manifest and manifest[name] == own[name]
     }
-    self.self_evaluated = "checksum" in same
+    self.self_evaluated = "checksum" in same or has_evaluators_name(
+      manifest, scorer.model.name
+    )
     self._same_pass = len(same) == len(_SAME_PASS)
 
   def check_bos(self, texts: Sequence[str]) -> None:

@@ -1,146 +1,226 @@
-"""Results: sums per document, pooled per model, and what to know of them."""
+"""The result of a model: documents pooled, and how it is written and read."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
-from longctx_jax.model import rope
+from longctx_jax.evaluation import caveats
+from longctx_jax.evaluation import documents as documents_lib
+from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.paper import intervals, perplexity
 
-# Seed of the bootstrap: the same results give the same interval.
-_SEED = 0
-_HIGH_COPIED_SHARE = 0.3
-_HIGH_MIRROR_SHARE = 0.2
-_LOW_COVERAGE = 0.9
-_HIGH_KEY_SHARE = 0.5
+# How the reason of a model begins that ended with an error.
+FAILED = "failed: "
+_REQUIRED = ("name", "reason", "longppl", "ppl")
+# What a field may hold, by its annotation.
+_NUMBERS = {"int | None": (int,), "float | None": (int, float)}
 
 
-@dataclasses.dataclass(frozen=True)
-class DocumentResult:
-  """One document under one model: sums, never means.
-
-  Attributes:
-    doc_id: id in the corpus.
-    doc_index: index in the corpus.
-    reason: why there is no LongPPL, else "".
-    n_tokens: scored targets.
-    nll_sum: over them, nats.
-    n_bytes: UTF-8 bytes of their characters.
-    n_words: words in them, as `str.split` parts them.
-    region_nll_sums: per key region, nats.
-    region_counts: key tokens per key region.
-    key_bytes: UTF-8 bytes of the key tokens' characters.
-    n_eligible: ids of the evaluator that could be key.
-    key_chars: characters of the evaluator's spans.
-    covered_chars: those of them that this model's key tokens cover.
-    n_unscorable_key: key tokens without a prediction (the first id).
-    truncated: whether the model read less than was scored for key tokens.
-  """
-
-  doc_id: str
-  doc_index: int
-  reason: str
-  n_tokens: int = 0
-  nll_sum: float = 0.0
-  n_bytes: int = 0
-  n_words: int = 0
-  region_nll_sums: tuple[float, ...] = ()
-  region_counts: tuple[int, ...] = ()
-  key_bytes: int = 0
-  n_eligible: int = 0
-  key_chars: int = 0
-  covered_chars: int = 0
-  n_unscorable_key: int = 0
-  truncated: bool = False
-
-  @property
-  def n_key_tokens(self) -> int:
-    """Key tokens of the model under test."""
-    return sum(self.region_counts)
-
-  @property
-  def key_nll_sum(self) -> float:
-    """Negative log-likelihood of the key tokens, nats."""
-    return sum(self.region_nll_sums)
-
-  @property
-  def key_coverage(self) -> float | None:
-    """Share of the key characters that the key tokens cover."""
-    return self.covered_chars / self.key_chars if self.key_chars else None
-
-  @property
-  def longppl(self) -> float | None:
-    """exp(mean key NLL), or None without key tokens."""
-    return perplexity.perplexity(self.key_nll_sum, self.n_key_tokens)
-
-  @property
-  def ppl(self) -> float | None:
-    """exp(mean NLL), or None where nothing was scored."""
-    return perplexity.perplexity(self.nll_sum, self.n_tokens)
-
-
-@dataclasses.dataclass(frozen=True)
-class LongPplResult:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelResult:
   """LongPPL and PPL of one model over documents (paper, Eq. 6).
 
+  What results/<model>.json says, and the documents beside it. A number is None
+  where there is none; all of them are where the model failed.
+
   Attributes:
-    longppl: exp(sum of key NLL / key tokens), pooled; None without any.
+    name: of the model among the results.
+    reason: why LongPPL is None: the commonest of the documents' reasons, or
+      "failed: " and the error that the model ended with.
+    longppl: exp(sum of key NLL / key tokens), pooled.
+    longppl_ci95: 95 % interval of LongPPL; see `intervals.longppl_ci95`.
+    longppl_ci95_reason: "" for an interval over documents, "these texts only"
+      for one over the key regions of few, or why there is none.
     ppl: perplexity over all targets, weighted as the protocol says.
-    ci95: 95 % bootstrap interval of LongPPL, or None.
-    ci95_reason: why there is none, or what was resampled.
+    protocol: "paper" or "strict".
+    self_evaluated: the model is the evaluator, or nearly gives its log-probs,
+      so that the thresholds bound the result by construction.
+    nll_sum_nats, key_nll_sum_nats: over all targets, over the key tokens.
+    n_tokens, n_words, n_bytes: scored targets, and what their characters hold.
+    token_ppl, word_ppl, byte_ppl: exp(nll_sum_nats) by each of these counts.
+    bits_per_byte, key_bits_per_byte: of all targets, of the key tokens.
     n_key_tokens: key tokens of the model under test.
     n_key_regions: runs of key tokens with gaps of at most 16 targets.
-    n_tokens: scored targets.
+    n_eligible: ids of the evaluator that could be key.
+    n_documents, n_documents_eligible: all, and those with such ids.
+    null_reasons: reason -> documents without LongPPL.
     key_coverage: share of the key characters that the key tokens cover.
-    reason: why LongPPL is None: the commonest of the documents' reasons.
-    protocol: "paper" or "strict".
-    self_evaluated: the evaluator has the same weights, so that the thresholds
-      bound the result by construction.
-    documents: per document.
+    n_near_threshold: targets whose decision rounding could flip.
+    n_unscorable_key: key tokens without a prediction.
+    n_truncated: documents of which the model read less than the evaluator.
+    top5_documents_share: of the key tokens, in the five richest documents.
+    warnings: what a reader must know.
+    keys: manifest of the key tokens.
+    model: what determines the log-probs.
+    n_reused: documents whose log-probs were the evaluator's own.
+    seconds, tokens_per_second, padding_share: of the passes.
+    rope_tables: of the longest document and of a window.
+    documents: per document; empty where they are not known.
   """
 
-  longppl: float | None
-  ppl: float | None
-  ci95: tuple[float | None, float | None] | None
-  ci95_reason: str
-  n_key_tokens: int
-  n_key_regions: int
-  n_tokens: int
-  key_coverage: float | None
-  reason: str
-  protocol: str
-  self_evaluated: bool
-  documents: tuple[DocumentResult, ...]
+  name: str = ""
+  reason: str = ""
+  longppl: float | None = None
+  longppl_ci95: tuple[float | None, float | None] | None = None
+  longppl_ci95_reason: str = ""
+  ppl: float | None = None
+  protocol: str = ""
+  self_evaluated: bool = False
+  nll_sum_nats: float | None = None
+  key_nll_sum_nats: float | None = None
+  n_tokens: int | None = None
+  n_words: int | None = None
+  n_bytes: int | None = None
+  token_ppl: float | None = None
+  word_ppl: float | None = None
+  byte_ppl: float | None = None
+  bits_per_byte: float | None = None
+  key_bits_per_byte: float | None = None
+  n_key_tokens: int | None = None
+  n_key_regions: int | None = None
+  n_eligible: int | None = None
+  n_documents: int | None = None
+  n_documents_eligible: int | None = None
+  null_reasons: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  key_coverage: float | None = None
+  n_near_threshold: int | None = None
+  n_unscorable_key: int | None = None
+  n_truncated: int | None = None
+  top5_documents_share: float | None = None
+  warnings: tuple[str, ...] = ()
+  keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  n_reused: int | None = None
+  seconds: float | None = None
+  tokens_per_second: float | None = None
+  padding_share: float | None = None
+  rope_tables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  documents: tuple[DocumentResult, ...] = dataclasses.field(
+    default=(), repr=False
+  )
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      kinds = _NUMBERS.get(field.type)
+      if kinds is None or value is None:
+        continue
+      low = 0 if field.name.startswith("n_") else -math.inf
+      if type(value) not in kinds or not low <= value < math.inf:
+        raise ValueError(f"{field.name} is {value!r}, which is no number")
+
+  @classmethod
+  def from_json(
+    cls, fields: Mapping[str, Any], documents: Sequence[DocumentResult] = ()
+  ) -> ModelResult:
+    """Reads what `to_json` gives; fields that are not known are left out.
+
+    Raises:
+      ValueError: a field that every result has is not there, or a value that
+        no result can have; the field is named.
+    """
+    known = documents_lib.known_fields(cls, fields, required=_REQUIRED)
+    if known.get("longppl_ci95") is not None:
+      known["longppl_ci95"] = tuple(known["longppl_ci95"])
+    for name in ("null_reasons", "keys", "model", "rope_tables"):
+      known[name] = known.get(name) or {}
+    known["warnings"] = tuple(known.get("warnings") or ())
+    return cls(**known | {"documents": tuple(documents)})
+
+  def to_json(self) -> dict[str, Any]:
+    """The fields of results/<model>.json: all but the documents."""
+    names = (f.name for f in dataclasses.fields(self) if f.name != "documents")
+    return {name: _plain(getattr(self, name)) for name in names} | {
+      "alpha": self.alpha,
+      "beta": self.beta,
+      "attention": self.attention,
+    }
 
   def to_dict(self) -> dict[str, Any]:
     """JSON-ready fields, documents included."""
-    fields = dataclasses.asdict(self)
-    fields["documents"] = [
-      dataclasses.asdict(document)
-      | {"longppl": document.longppl, "ppl": document.ppl}
-      for document in self.documents
-    ]
-    return fields
+    return self.to_json() | {
+      "ci95": _plain(self.ci95),
+      "ci95_reason": self.ci95_reason,
+      "documents": [document.to_row() for document in self.documents],
+    }
+
+  @property
+  def ci95(self) -> tuple[float | None, float | None] | None:
+    """Interval of LongPPL."""
+    return self.longppl_ci95
+
+  @property
+  def ci95_reason(self) -> str:
+    """Why there is no interval, or what was resampled."""
+    return self.longppl_ci95_reason
+
+  @property
+  def alpha(self) -> float | None:
+    """Threshold on long - short that the keys were taken at, nats."""
+    return self.keys.get("alpha")
+
+  @property
+  def beta(self) -> float | None:
+    """Threshold on the long log-prob that the keys were taken at, nats."""
+    return self.keys.get("beta")
+
+  @property
+  def attention(self) -> str:
+    """What the model attended to, where that is known."""
+    return self.model.get("attention") or ""
+
+  @property
+  def text_labels(self) -> Int[np.ndarray, " D"]:
+    """The text of each document; copies of one share it."""
+    return documents_lib.text_labels(self.documents)
+
+  @property
+  def has_numbers(self) -> bool:
+    """Whether anything was scored."""
+    return self.longppl is not None or self.ppl is not None
+
+  @property
+  def failed(self) -> bool:
+    """Whether the model ended with an error."""
+    return self.reason.startswith(FAILED)
 
   def __str__(self) -> str:
-    def number(value):
+    def number(value: float | None) -> str:
       return "none" if value is None else f"{value:.2f}"
 
+    n_keys, n_regions = self.n_key_tokens or 0, self.n_key_regions or 0
+    label = self.ci95_reason.replace("_", " ")
     interval = ""
     if self.ci95 is not None:
-      interval = f" [{number(self.ci95[0])}, {number(self.ci95[1])}]"
+      low, high = map(number, self.ci95)
+      interval = f" [{low}, {high}]" + (f" ({label})" if label else "")
+    elif self.longppl is not None:
+      interval = f" (no interval: {label})"
     why = f" ({self.reason})" if self.reason else ""
     return (
       f"LongPPL {number(self.longppl)}{interval}{why}  PPL {number(self.ppl)}  "
-      f"keys {self.n_key_tokens:,} in {self.n_key_regions:,} regions  "
+      f"keys {n_keys:,} in {n_regions:,} regions  "
       f"coverage {number(self.key_coverage)}  {self.protocol}"
       f"{'  self-evaluated' if self.self_evaluated else ''}"
     )
+
+
+# The name that notebooks know it by.
+LongPplResult = ModelResult
+
+
+def _plain(value: Any) -> Any:
+  """A value as JSON gives it back."""
+  if isinstance(value, Mapping):
+    return {name: _plain(one) for name, one in value.items()}
+  return list(value) if isinstance(value, tuple) else value
 
 
 def summarise(
@@ -148,176 +228,77 @@ def summarise(
   *,
   protocol_name: str,
   self_evaluated: bool,
-) -> LongPplResult:
-  """Pools documents: sums first, one division at the end."""
-  key_nlls, regions = [], []
-  for document in documents:
-    counts = np.asarray(document.region_counts, int)
-    sums = np.asarray(document.region_nll_sums, float)
-    # The mean of a region stands for each of its tokens: all sums agree.
-    key_nlls.append(np.repeat(sums / np.maximum(counts, 1), counts))
-    regions.append(np.repeat(np.arange(len(counts)), counts))
-  ci95, ci95_reason = intervals.longppl_ci95(key_nlls, regions, seed=_SEED)
+  scores: Sequence[Mapping[str, Any]] = (),
+  **facts: Any,
+) -> ModelResult:
+  """Pools documents: sums first, one division at the end.
+
+  Args:
+    documents: of one model.
+    protocol_name: "paper" or "strict".
+    self_evaluated: whether the model is known to be the evaluator; it is found
+      here where its log-probs are nearly the evaluator's.
+    scores: document scores of the key-token store, where it has any.
+    facts: fields of `ModelResult` that do not follow from the documents, among
+      them `keys`, the manifest.
+  """
+  ci95, ci95_reason = intervals.longppl_ci95(
+    [d.region_nll_sums for d in documents],
+    [d.region_counts for d in documents],
+    documents_lib.text_labels(documents),
+  )
+
+  def total(name: str) -> Any:
+    return sum(getattr(document, name) for document in documents)
+
   nll_sums = np.array([d.nll_sum for d in documents])
   n_tokens = np.array([d.n_tokens for d in documents], int)
   ppl = (
     perplexity.paper_ppl if protocol_name == "paper" else perplexity.strict_ppl
   )
-  n_keys = sum(d.n_key_tokens for d in documents)
-  key_chars = sum(d.key_chars for d in documents)
+  nll_sum, key_nll_sum = float(total("nll_sum")), float(total("key_nll_sum"))
+  n_keys, n_bytes = total("n_key_tokens"), total("n_bytes")
+  key_chars = total("key_chars")
   reasons = [d.reason for d in documents if d.reason]
-  return LongPplResult(
-    longppl=perplexity.perplexity(
-      sum(d.key_nll_sum for d in documents), n_keys
-    ),
-    ppl=ppl(nll_sums, n_tokens),
-    ci95=ci95,
-    ci95_reason=ci95_reason,
-    n_key_tokens=n_keys,
-    n_key_regions=sum(len(d.region_counts) for d in documents),
-    n_tokens=int(n_tokens.sum()),
-    key_coverage=(
-      sum(d.covered_chars for d in documents) / key_chars if key_chars else None
-    ),
+  near = [one.get("n_near_threshold") for one in scores if one]
+  return ModelResult(
     reason="" if n_keys else _commonest(reasons),
+    longppl=perplexity.perplexity(key_nll_sum, n_keys),
+    longppl_ci95=ci95,
+    longppl_ci95_reason=ci95_reason,
+    ppl=ppl(nll_sums, n_tokens),
     protocol=protocol_name,
-    self_evaluated=self_evaluated,
+    self_evaluated=self_evaluated or caveats.is_near_evaluator(documents),
+    nll_sum_nats=nll_sum,
+    key_nll_sum_nats=key_nll_sum,
+    n_tokens=total("n_tokens"),
+    n_words=total("n_words"),
+    n_bytes=n_bytes,
+    token_ppl=perplexity.perplexity(nll_sum, total("n_tokens")),
+    word_ppl=perplexity.perplexity(nll_sum, total("n_words")),
+    byte_ppl=perplexity.perplexity(nll_sum, n_bytes),
+    bits_per_byte=perplexity.bits_per_byte(nll_sum, n_bytes),
+    key_bits_per_byte=perplexity.bits_per_byte(key_nll_sum, total("key_bytes")),
+    n_key_tokens=n_keys,
+    n_key_regions=total("n_key_regions"),
+    n_eligible=total("n_eligible"),
+    n_documents=len(documents),
+    n_documents_eligible=sum(d.n_eligible > 0 for d in documents),
+    null_reasons=dict(collections.Counter(reasons)),
+    key_coverage=total("covered_chars") / key_chars if key_chars else None,
+    # Thresholds other than the stored ones leave the count unknown.
+    n_near_threshold=None if None in near or not near else sum(near),
+    n_unscorable_key=total("n_unscorable_key"),
+    n_truncated=total("truncated"),
+    top5_documents_share=perplexity.top_documents_share(
+      np.array([document.n_key_tokens for document in documents], int)
+    ),
+    warnings=tuple(caveats.find(documents, scores, facts.get("keys"))),
     documents=tuple(documents),
+    **facts,
   )
 
 
-def _commonest(reasons):
+def _commonest(reasons: Sequence[str]) -> str:
   # The first of equals: a set would order them anew in each process.
   return max(dict.fromkeys(reasons), key=reasons.count, default="")
-
-
-def pooled_fields(
-  result: LongPplResult, scores: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-  """The fields of a result file: JSON-ready, sums beside every quotient.
-
-  Args:
-    result: pooled.
-    scores: document scores of the key-token store, where it has any.
-  """
-  documents = result.documents
-  nll_sum = sum(document.nll_sum for document in documents)
-  key_nll_sum = sum(document.key_nll_sum for document in documents)
-  n_bytes = sum(document.n_bytes for document in documents)
-  n_words = sum(document.n_words for document in documents)
-  key_bytes = sum(document.key_bytes for document in documents)
-  near = [one["n_near_threshold"] for one in scores if one]
-  null_reasons = collections.Counter(d.reason for d in documents if d.reason)
-  return {
-    "longppl": result.longppl,
-    "longppl_ci95": result.ci95,
-    "longppl_ci95_reason": result.ci95_reason,
-    "ppl": result.ppl,
-    "protocol": result.protocol,
-    "self_evaluated": result.self_evaluated,
-    "nll_sum_nats": nll_sum,
-    "key_nll_sum_nats": key_nll_sum,
-    "n_tokens": result.n_tokens,
-    "n_words": n_words,
-    "n_bytes": n_bytes,
-    "token_ppl": perplexity.perplexity(nll_sum, result.n_tokens),
-    "word_ppl": perplexity.perplexity(nll_sum, n_words),
-    "byte_ppl": perplexity.perplexity(nll_sum, n_bytes),
-    "bits_per_byte": perplexity.bits_per_byte(nll_sum, n_bytes),
-    "key_bits_per_byte": perplexity.bits_per_byte(key_nll_sum, key_bytes),
-    "n_key_tokens": result.n_key_tokens,
-    "n_key_regions": result.n_key_regions,
-    "n_eligible": sum(document.n_eligible for document in documents),
-    "n_documents": len(documents),
-    "n_documents_eligible": sum(d.n_eligible > 0 for d in documents),
-    "null_reasons": dict(null_reasons),
-    "key_coverage": result.key_coverage,
-    # Thresholds other than the stored ones leave the count unknown.
-    "n_near_threshold": None if None in near or not near else sum(near),
-    "n_unscorable_key": sum(d.n_unscorable_key for d in documents),
-    "n_truncated": sum(document.truncated for document in documents),
-    "top5_documents_share": perplexity.top_documents_share(
-      np.array([document.n_key_tokens for document in documents], int)
-    ),
-    "warnings": warnings_of(result, scores),
-  }
-
-
-def warnings_of(
-  result: LongPplResult, scores: Sequence[dict[str, Any]]
-) -> list[str]:
-  """What a reader of the result must know; see docs/design.md.
-
-  Args:
-    result: pooled.
-    scores: document scores of the key-token store, where it has any.
-  """
-
-  def total(name, weight=None):
-    return sum(
-      (one.get(name) or 0) * (1 if weight is None else one.get(weight) or 0)
-      for one in scores
-    )
-
-  found = []
-  n_keys = total("n_key_tokens")
-  if n_keys:
-    copied = total("copied_share", "n_key_tokens") / n_keys
-    mirror = total("n_mirror") / n_keys
-    if copied > _HIGH_COPIED_SHARE:
-      found.append(
-        f"{copied:.0%} of the key tokens end a run of 8 tokens that occurred "
-        "before: repeated boilerplate"
-      )
-    if mirror > _HIGH_MIRROR_SHARE:
-      found.append(
-        f"{mirror:.0%} as many tokens are better without the long context: "
-        "the noise floor is high"
-      )
-    eligible = sum(document.n_eligible for document in result.documents)
-    if eligible and n_keys / eligible > _HIGH_KEY_SHARE:
-      found.append(
-        f"{n_keys / eligible:.0%} of the eligible tokens are key: does the "
-        "evaluator need a BOS in every window (protocol 'strict')?"
-      )
-  if result.key_coverage is not None and result.key_coverage < _LOW_COVERAGE:
-    found.append(
-      f"this tokenizer's tokens cover {result.key_coverage:.0%} of the key "
-      "characters"
-    )
-  if any(document.truncated for document in result.documents):
-    found.append("documents were cut to this model's context")
-  return found
-
-
-def window_length(manifest: dict[str, Any]) -> int:
-  """Ids that a pass of short context reads: K + d, and the BOS it repeats."""
-  repeated = manifest["protocol"] == "strict" and manifest["bos"] is not None
-  return manifest["short_len"] + manifest["stride"] + repeated
-
-
-def rope_warnings(
-  documents: Sequence[DocumentResult], manifest: dict[str, Any]
-) -> list[str]:
-  """Where the evaluator's long and short passes used different RoPE tables.
-
-  Args:
-    documents: under any model; their eligible ids are the evaluator's.
-    manifest: of the key tokens.
-  """
-  if "rope_by_length" not in manifest:
-    return []
-  short_length = window_length(manifest)
-
-  def table(length):
-    return rope.name_table(**manifest["rope_by_length"], length=length)
-
-  lengths = [short_length + d.n_eligible for d in documents if d.n_eligible]
-  mixed = [n for n in lengths if table(n) != table(short_length)]
-  if not mixed:
-    return []
-  return [
-    f"the evaluator read {len(mixed)} of {len(lengths)} documents with another "
-    f"RoPE table ({table(max(mixed))}) than their short contexts "
-    f"({table(short_length)}): key tokens mix the effects of context and table"
-  ]

@@ -6,27 +6,29 @@ import contextlib
 import dataclasses
 import pathlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 from ml_collections import ConfigDict
 
-from longctx_jax.evaluation import files, passes, results
+from longctx_jax.evaluation import caveats, files, passes, results
+from longctx_jax.evaluation import matched as matched_lib
 from longctx_jax.evaluation.foreign import ForeignLogProbs, evaluate_log_probs
-from longctx_jax.evaluation.results import LongPplResult
+from longctx_jax.evaluation.matched import Matched
+from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.key_tokens import slices
 from longctx_jax.key_tokens import store as store_lib
+from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.runtime import settings
 from longctx_jax.runtime.progress import Progress
-from longctx_jax.runtime.settings import OtherSettings
 from longctx_jax.scoring import finder, setup
 from longctx_jax.scoring import run as run_lib
 from longctx_jax.text.corpus import Corpus
 
 _SLICES = "slices:"
-_FAILED = "failed: "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +63,12 @@ def open_keys(
     store = slices.read_slice_store(folder, corpus)
   else:
     store = store_lib.read_store(config.key_tokens)
+  stated = {n: v for n, v in store.manifest.items() if n in named}
   different = [
-    f"{name} is {store.manifest[name]!r} there and {value!r} here"
-    for name, value in named.items()
-    if name in store.manifest and store.manifest[name] != value
+    f"{name} is {there} there and {here} here"
+    for name, there, here in settings.differences(
+      stated, {name: named[name] for name in stated}
+    )
   ]
   if different:
     raise ValueError(
@@ -81,7 +85,7 @@ def evaluate(
   overwrite: bool = False,
   foreign: Sequence[ForeignLogProbs] = (),
   named: Mapping[str, Any] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[ModelResult]:
   """Evaluates the config's models; scores first where there are no keys.
 
   Args:
@@ -123,19 +127,14 @@ def evaluate(
   else:
     store = run_lib.score_corpus(config, workdir=workdir, overwrite=overwrite)
     corpus = setup.open_corpus(config)
-  found = evaluate_candidates(
-    config,
-    candidates,
-    store,
-    corpus,
-    workdir=workdir,
-    overwrite=overwrite,
-  )
+  # Raises before any model is loaded.
+  matched = matched_lib.match(store, corpus)
+  found = _evaluate_candidates(config, candidates, matched, workdir, overwrite)
   for one in foreign:
     found.append(
       _guarded(
         one.name,
-        lambda one=one: _evaluate_foreign(one, store, corpus, workdir),
+        lambda one=one: evaluate_log_probs(one, matched),
         store,
         workdir,
       )
@@ -169,41 +168,53 @@ def evaluate_candidates(
   *,
   workdir: str | pathlib.Path,
   overwrite: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[ModelResult]:
   """Evaluates models one after the other; see `evaluate`."""
-  # Raises before any model is loaded.
-  store_lib.match_documents(store, corpus)
+  matched = matched_lib.match(store, corpus)
+  return _evaluate_candidates(config, candidates, matched, workdir, overwrite)
+
+
+def _evaluate_candidates(
+  config: ConfigDict,
+  candidates: Sequence[Candidate],
+  matched: Matched,
+  workdir: str | pathlib.Path,
+  overwrite: bool,
+) -> list[ModelResult]:
   return [
     _guarded(
       candidate.name,
       lambda candidate=candidate: _evaluate_model(
-        config, candidate, store, corpus, workdir, overwrite
+        config, candidate, matched, workdir, overwrite
       ),
-      store,
+      matched.store,
       workdir,
     )
     for candidate in candidates
   ]
 
 
-def _guarded(name, run, store, workdir):
+def _guarded(
+  name: str,
+  run: Callable[[], ModelResult],
+  store: KeyTokenStore,
+  workdir: str | pathlib.Path,
+) -> ModelResult:
   """Runs one model; its failure becomes a row, and the others go on."""
   try:
     result = run()
     files.write_result(workdir, result)
-  except OtherSettings:
+  except settings.OtherSettings:
     # A row would take the place of the results that are there.
     raise
   except Exception as error:  # noqa: BLE001  whatever a model does, go on
     logging.error("%s failed: %s", name, error)
     logging.debug("%s", traceback.format_exc())
-    result = {
-      "name": name,
-      "reason": f"{_FAILED}{type(error).__name__}: {error}",
-      "keys": store.manifest,
-      "longppl": None,
-      "ppl": None,
-    }
+    result = ModelResult(
+      name=name,
+      reason=f"{results.FAILED}{type(error).__name__}: {error}",
+      keys=store.manifest,
+    )
     if files.has_numbers(workdir, name):
       logging.warning("%s: the results of an earlier run are kept", name)
     else:
@@ -211,48 +222,51 @@ def _guarded(name, run, store, workdir):
   return result
 
 
-def check_finished(found: Sequence[dict[str, Any]]) -> None:
+def check_finished(found: Sequence[ModelResult]) -> None:
   """Raises ValueError where a model failed, after all have had their turn."""
-  failed = [
-    result["name"]
-    for result in found
-    if (result["reason"] or "").startswith(_FAILED)
-  ]
+  failed = [result.name for result in found if result.failed]
   if failed:
     raise ValueError(
       f"{len(failed)} of {len(found)} models failed: {', '.join(failed)}"
     )
 
 
-def _evaluate_model(config, candidate, store, corpus, workdir, overwrite):
+def _evaluate_model(
+  config: ConfigDict,
+  candidate: Candidate,
+  matched: Matched,
+  workdir: str | pathlib.Path,
+  overwrite: bool,
+) -> ModelResult:
+  manifest = matched.store.manifest
   model = candidate.load()
   scorer = setup.make_scorer(config, model)
   run = passes.Evaluation(
     scorer,
-    store.manifest,
+    manifest,
     max_length=setup.max_length_of(config, model),
     over_length=config.data.over_length,
   )
   identity = finder.identity(model)
   identity = {"name": identity.pop("evaluator")} | identity
-  settings = {
+  made_with = {
     "model": identity,
-    "keys": store.manifest,
+    "keys": manifest,
     "max_length": config.data.max_length,
     "over_length": config.data.over_length,
     "per_token": config.eval.per_token,
   }
   ledger = files.open_ledger(
-    workdir, candidate.name, settings, overwrite=overwrite
+    workdir, candidate.name, made_with, overwrite=overwrite
   )
-  progress = Progress(candidate.name, corpus.count, scorer.usage)
+  progress = Progress(candidate.name, len(matched), scorer.usage)
   progress.skip(len(ledger.done))
   scores = []
   checked = False
 
-  def pairs():
+  def pairs() -> Iterator[tuple[KeyTokens, str]]:
     nonlocal checked
-    for keys, document in store_lib.match_documents(store, corpus):
+    for keys, document in matched:
       scores.append(keys.scores)
       if keys.doc_id in ledger.done:
         continue
@@ -269,52 +283,24 @@ def _evaluate_model(config, candidate, store, corpus, workdir, overwrite):
       ledger.append(done.result)
       progress.advance()
   progress.finish()
-  pooled = results.summarise(
-    sorted(ledger.done.values(), key=lambda document: document.doc_index),
+  documents = sorted(ledger.done.values(), key=lambda one: one.doc_index)
+  longest = max((one.n_tokens for one in documents), default=0) + 1
+  lengths = {"long": longest, "short": caveats.window_length(manifest)}
+  return results.summarise(
+    documents,
     protocol_name=run.protocol,
     self_evaluated=run.self_evaluated,
+    scores=scores,
+    name=candidate.name,
+    keys=manifest,
+    model=identity,
+    n_reused=run.reused,
+    seconds=progress.seconds,
+    # None where the model did not run: everything was done, or reused.
+    tokens_per_second=progress.tokens_per_second or None,
+    padding_share=scorer.usage.padding_share,
+    rope_tables={
+      name: model.config.describe_rope(length)
+      for name, length in lengths.items()
+    },
   )
-  result = result_fields(candidate.name, pooled, scores, store.manifest) | {
-    "model": identity,
-    "attention": identity["attention"],
-    "n_reused": run.reused,
-    "seconds": progress.seconds,
-    # Null where the model did not run: everything was done, or reused.
-    "tokens_per_second": progress.tokens_per_second or None,
-    "padding_share": scorer.usage.padding_share,
-  }
-  longest = max((d.n_tokens for d in pooled.documents), default=0) + 1
-  lengths = {"long": longest, "short": results.window_length(store.manifest)}
-  result["rope_tables"] = {
-    name: model.config.describe_rope(length) for name, length in lengths.items()
-  }
-  files.write_documents(workdir, candidate.name, pooled)
-  return result
-
-
-def _evaluate_foreign(foreign, store, corpus, workdir):
-  pooled, scores = evaluate_log_probs(foreign, store, corpus)
-  files.write_documents(workdir, foreign.name, pooled)
-  return result_fields(foreign.name, pooled, scores, store.manifest) | {
-    "model": {"log_probs": foreign.path}
-  }
-
-
-def result_fields(
-  name: str,
-  pooled: LongPplResult,
-  scores: Sequence[dict[str, Any]],
-  manifest: dict[str, Any],
-) -> dict[str, Any]:
-  """The fields of results/<model>.json that do not depend on the engine."""
-  fields = results.pooled_fields(pooled, scores)
-  return {
-    "name": name,
-    "reason": pooled.reason,
-    **fields,
-    "warnings": fields["warnings"]
-    + results.rope_warnings(pooled.documents, manifest),
-    "alpha": manifest["alpha"],
-    "beta": manifest["beta"],
-    "keys": manifest,
-  }

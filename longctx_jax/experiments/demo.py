@@ -8,12 +8,11 @@ import json
 import math
 import pathlib
 import pydoc_data.topics
-from typing import Any
 
 from ml_collections import ConfigDict
 
-from longctx_jax.evaluation import files as files_lib
 from longctx_jax.evaluation import run
+from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.report import heatmap, page, tables
 from longctx_jax.scoring import run as run_lib
@@ -102,14 +101,11 @@ def run_demo(
     workdir=workdir,
     overwrite=overwrite,
   )
-  failed = [result for result in results if result["ppl"] is None]
+  failed = [result for result in results if result.ppl is None]
   if failed:
-    raise ValueError(f"{failed[0]['name']}: {failed[0]['reason']}")
-  loaded = {
-    result["name"]: result for result in files_lib.load_results(workdir)
-  }
+    raise ValueError(f"{failed[0].name}: {failed[0].reason}")
   page.render_report(
-    [loaded[result["name"]] for result in results],
+    results,
     heatmap.heatmap_documents(
       workdir, list(config.data.sources), "text", len(store)
     ),
@@ -127,41 +123,40 @@ def run_demo(
   return f"{demo_table(results)}\n\n{explanation}"
 
 
-def _candidate(model: LoadedModel, window: int, sink_len: int):
+def _candidate(model: LoadedModel, window: int, sink_len: int) -> run.Candidate:
   limited = model
   if window:
     limited = model.with_attention(window=window, sink_len=sink_len)
   return run.Candidate(limited.config.describe_attention(), lambda: limited)
 
 
-def demo_table(results: list[dict[str, Any]]) -> str:
+def demo_table(results: list[ModelResult]) -> str:
   """The rows in the order given, each beside the first."""
   full = results[0]
 
-  def ratio(result, name):
-    if result[name] is None or full[name] is None:
-      return ""
-    return f"x {result[name] / full[name]:,.2f}"
+  def ratio(value: float | None, whole: float | None) -> str:
+    return "" if None in (value, whole) else f"x {value / whole:,.2f}"
 
-  def interval(result):
-    if result["longppl_ci95"] is None:
-      return result["longppl_ci95_reason"]
-    low, high = result["longppl_ci95"]
-    return f"[{low:,.2f}, {high:,.2f}]"
+  def interval(result: ModelResult) -> str:
+    label = result.longppl_ci95_reason.replace("_", " ")
+    if result.longppl_ci95 is None:
+      return label
+    low, high = map(number, result.longppl_ci95)
+    return f"[{low}, {high}] {label}".rstrip()
 
-  def number(value):
+  def number(value: float | None) -> str:
     return "none" if value is None else f"{value:,.2f}"
 
   rows = [
     [
-      result["name"],
-      number(result["ppl"]),
-      ratio(result, "ppl"),
-      number(result["longppl"]),
-      ratio(result, "longppl"),
+      result.name,
+      number(result.ppl),
+      ratio(result.ppl, full.ppl),
+      number(result.longppl),
+      ratio(result.longppl, full.longppl),
       interval(result),
-      f"{result['n_key_tokens']:,}",
-      f"{result['n_key_regions']:,}",
+      f"{result.n_key_tokens:,}",
+      f"{result.n_key_regions:,}",
     ]
     for result in results
   ]

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from longctx_jax.checkpoints import loading
 from longctx_jax.runtime import files
-from longctx_jax.text import row_files
+from longctx_jax.text import row_files, tokenizer_files
 from longctx_jax.text.tokenizer import TextTokenizer
 
 DATA_SET = "emozilla/govreport-test-tokenized"
@@ -35,17 +35,6 @@ MAX_IDS = 32_767
 IDS_COLUMN = "input_ids"
 METADATA_KEY = b"longctx_jax.govreport"
 _HUB_ID = re.compile(r"[\w-]+/[\w.-]+")
-
-
-_TOKENIZER_FILES = (
-  "tokenizer*",
-  "vocab*",
-  "merges.txt",
-  "*.tiktoken",
-  "tekken.json",
-  "spiece.model",
-  "config.json",
-)
 
 
 # Seconds. A request of huggingface_hub has no limit of its own, and some of its
@@ -174,7 +163,7 @@ def load_tokenizer(name: str) -> tuple[TextTokenizer, str]:
   folder = _fetch(
     name,
     repo_type="model",
-    patterns=_TOKENIZER_FILES,
+    patterns=(*tokenizer_files.PATTERNS, "config.json"),
     remedy="copy its tokenizer files (tokenizer.json, or tokenizer.model, and "
     "tokenizer_config.json) into a folder here and name that: "
     "--tokenizer FOLDER; where it is gated, accept its licence on its page and "

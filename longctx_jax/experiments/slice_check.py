@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -236,13 +236,13 @@ def _fit(
   )
 
 
-def _share(fits, shift):
+def _share(fits: Sequence[DocumentFit], shift: int) -> float | None:
   fits = [fit for fit in fits if fit.on_boundary]
   edges = 2 * sum(fit.n_spans for fit in fits)
   return sum(fit.on_boundary[shift] for fit in fits) / edges if edges else None
 
 
-def _cells(name, fits, misfit):
+def _cells(name: str, fits: Sequence[DocumentFit], misfit: str) -> list[str]:
   share = _share(fits, 0)
   return [
     name,

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from longctx_jax.model.attention_spec import AttentionSpec
 from longctx_jax.model.backends.blockwise import blockwise_attention
 from longctx_jax.model.backends.cudnn import DTYPES as CUDNN_DTYPES
 from longctx_jax.model.backends.cudnn import cudnn_attention
 from longctx_jax.model.backends.splash import splash_attention
 from longctx_jax.model.config import ModelConfig
+
+# (q, k, v, spec, segment_ids) -> out, as `plain_attention`.
+Backend = Callable[..., jax.Array]
 
 BACKENDS = ("plain", "blockwise", "splash", "cudnn")
 _CHECKED_LENGTHS = (64, 100, 128, 192)
@@ -29,31 +34,22 @@ def attention(
   q: Float[Array, "B T N H"],
   k: Float[Array, "B S K H"],
   v: Float[Array, "B S K H"],
+  spec: AttentionSpec,
   *,
-  q_offset: int = 0,
-  window: int = 0,
-  sink_len: int = 0,
   segment_ids: Int[Array, "B S"] | None = None,
-  softcap: float = 0.0,
-  scale: float,
   backend: str = "blockwise",
 ) -> Float[Array, "B T N H"]:
   """Causal grouped-query attention.
 
-  Query row t stands at key position p = q_offset + t and sees key s iff
-  s <= p, s > p - window or s < sink_len (where there is a window), and both
-  are of one segment. Softmax and its sums are in float32.
+  A row sees the keys that the spec says, of its own segment. Softmax and its
+  sums are in float32.
 
   Args:
     q: queries [B, T, N, H]; T may be less than S.
     k: keys [B, S, K, H], N a multiple of K.
     v: values [B, S, K, H].
-    q_offset: key position of the first query row.
-    window: last positions visible, the present one included; 0 is all.
-    sink_len: first positions that stay visible beside a window.
+    spec: what is visible, and how scores are made.
     segment_ids: document of each key position, at least 0 [B, S].
-    softcap: cap on the scores (Gemma 2); 0 is none.
-    scale: factor on the scores, as a rule H ** -0.5.
     backend: one of `BACKENDS`; see `choose_backend`.
 
   Returns:
@@ -66,39 +62,36 @@ def attention(
     raise ValueError(
       f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}"
     )
-  return _FUNCTIONS[backend](
-    q,
-    k,
-    v,
-    q_offset=q_offset,
-    window=window,
-    sink_len=sink_len,
-    segment_ids=segment_ids,
-    softcap=softcap,
-    scale=scale,
-  )
+  return _FUNCTIONS[backend](q, k, v, spec, segment_ids)
 
 
 def plain_attention(
-  q, k, v, *, q_offset, window, sink_len, segment_ids, softcap, scale
-):
-  """The definition, with all scores in memory: the oracle of the others."""
+  q: Float[Array, "B T N H"],
+  k: Float[Array, "B S K H"],
+  v: Float[Array, "B S K H"],
+  spec: AttentionSpec,
+  segment_ids: Int[Array, "B S"] | None,
+) -> Float[Array, "B T N H"]:
+  """The definition, with all scores in memory: the oracle of the others.
+
+  What is visible is written out once more, apart from `AttentionSpec.sees`.
+  """
   batch, num_q, num_heads, dim = q.shape
   num_k, kv_heads = k.shape[1:3]
   grouped = q.reshape(batch, num_q, kv_heads, num_heads // kv_heads, dim)
-  scores = scale * jnp.einsum(
+  scores = spec.scale * jnp.einsum(
     "btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32
   )
-  if softcap:
-    scores = softcap * jnp.tanh(scores / softcap)
-  rows = q_offset + jnp.arange(num_q)[:, None]
+  if spec.softcap:
+    scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+  rows = spec.q_offset + jnp.arange(num_q)[:, None]
   keys = jnp.arange(num_k)[None]
   visible = keys <= rows
-  if window:
-    visible &= (rows - keys < window) | (keys < sink_len)
+  if spec.window:
+    visible &= (rows - keys < spec.window) | (keys < spec.sink_len)
   visible = visible[None]
   if segment_ids is not None:
-    own = segment_ids[:, q_offset : q_offset + num_q, None]
+    own = segment_ids[:, spec.q_offset : spec.q_offset + num_q, None]
     visible = visible & (own == segment_ids[:, None])
   scores = jnp.where(visible[:, None, None], scores, -1e30)
   probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
@@ -118,7 +111,7 @@ _FUNCTIONS = {
 
 @functools.cache
 def choose_backend(
-  config: ModelConfig, *, dtype: Any, packed: bool = False
+  config: ModelConfig, *, dtype: DTypeLike, packed: bool = False
 ) -> str:
   """The backend of this machine for a model, checked by running it once.
 
@@ -147,7 +140,7 @@ def choose_backend(
 
 
 def find_fault(
-  function: Callable[..., jax.Array], config: ModelConfig, *, dtype: Any
+  function: Backend, config: ModelConfig, *, dtype: DTypeLike
 ) -> str:
   """Compares a backend with plain attention; "" where they agree.
 
@@ -165,9 +158,10 @@ def find_fault(
   """
   for length in _CHECKED_LENGTHS:
     for window in sorted({min(window, 24) for window in config.windows}):
-      case = dict(window=window, sink_len=min(config.sink_len, 4))
+      spec = AttentionSpec.of_layer(config, window=window)
+      spec = dataclasses.replace(spec, sink_len=min(spec.sink_len, 4))
       try:
-        fault = _compare(function, config, length, case, jnp.dtype(dtype))
+        fault = _compare(function, config, length, spec, jnp.dtype(dtype))
       # Whatever a kernel raises here it would raise in the model.
       except Exception as error:
         fault = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -176,7 +170,13 @@ def find_fault(
   return ""
 
 
-def _compare(function, config, length, case, dtype):
+def _compare(
+  function: Backend,
+  config: ModelConfig,
+  length: int,
+  spec: AttentionSpec,
+  dtype: np.dtype,
+) -> str:
   """What differs at one length, a quarter of which is padding."""
   real, first = length - length // 4, length // 2
   kv_heads = min(config.num_kv_heads, 2)
@@ -196,18 +196,14 @@ def _compare(function, config, length, case, dtype):
     x[:, real:] *= 10
   qkv = [jnp.asarray(x, dtype) for x in (q, k, v)]
 
-  def run(function, *qkv):
-    call = functools.partial(
-      function,
-      **case,
-      segment_ids=None,
-      softcap=config.attention_softcap,
-      scale=config.query_scale or config.head_dim**-0.5,
-    )
+  from_first = dataclasses.replace(spec, q_offset=first)
 
-    def loss(q, k, v):
-      whole = call(q, k, v, q_offset=0)[:, :real]
-      last = call(q[:, first:], k, v, q_offset=first)[:, : real - first]
+  def run(function: Backend, *qkv: jax.Array) -> list[np.ndarray]:
+    def loss(
+      q: jax.Array, k: jax.Array, v: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+      whole = function(q, k, v, spec, None)[:, :real]
+      last = function(q[:, first:], k, v, from_first, None)[:, : real - first]
       out = jnp.concatenate([whole, last], axis=1).astype(jnp.float32)
       return (weights * out).sum(), out
 

@@ -82,13 +82,13 @@ def step_flops(
   return rows * (long + windows * short)
 
 
-def _active_share(config, name):
+def _active_share(config: ModelConfig, name: str) -> float:
   """Share of a parameter that a position meets: experts are routed to."""
   routed = config.num_experts and ".mlp." in name and "router" not in name
   return config.experts_per_token / config.num_experts if routed else 1.0
 
 
-def _visible_pairs(length, window):
+def _visible_pairs(length: int, window: int) -> float:
   """Causal pairs of query and key, at most `window` keys per query."""
   window = min(window, length)
   return window * (window + 1) / 2 + (length - window) * window

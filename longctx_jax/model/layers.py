@@ -7,12 +7,10 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from longctx_jax.model.config import ModelConfig
-
-init = nnx.initializers.normal(0.02)
-
 
 ACTIVATIONS = {
   "silu": jax.nn.silu,
@@ -20,7 +18,9 @@ ACTIVATIONS = {
 }
 
 
-def _along_last(vector, x):
+def _along_last(
+  vector: Float[Array, " D"], x: Float[Array, "*S D"]
+) -> Float[Array, "*R D"]:
   """The vector with as many axes as x: no rank is promoted silently."""
   return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
@@ -31,9 +31,7 @@ class RMSNorm(nnx.Module):
   With `plus_one` the factor is 1 + scale, as Gemma stores it.
   """
 
-  def __init__(
-    self, dim: int, *, eps: float, plus_one: bool, dtype, rngs: nnx.Rngs
-  ):
+  def __init__(self, dim: int, *, eps: float, plus_one: bool, dtype: DTypeLike):
     self.scale = nnx.Param(jnp.full((dim,), 0 if plus_one else 1, dtype))
     self.eps = eps
     self.shift = int(plus_one)
@@ -51,9 +49,9 @@ class Linear(nnx.Module):
   """x @ kernel (+ bias), kernel [in, out]."""
 
   def __init__(
-    self, in_dim: int, out_dim: int, *, bias: bool, dtype, rngs: nnx.Rngs
+    self, in_dim: int, out_dim: int, *, bias: bool, dtype: DTypeLike
   ):
-    self.kernel = nnx.Param(init(rngs.params(), (in_dim, out_dim), dtype))
+    self.kernel = nnx.Param(jnp.zeros((in_dim, out_dim), dtype))
     if bias:
       self.bias = nnx.Param(jnp.zeros((out_dim,), dtype))
     self.has_bias = bias
@@ -67,8 +65,8 @@ class Linear(nnx.Module):
 class Mlp(nnx.Module):
   """down(act(gate(x)) * up(x))."""
 
-  def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
-    kwargs = dict(bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+  def __init__(self, config: ModelConfig, *, dtype: DTypeLike):
+    kwargs = dict(bias=config.mlp_bias, dtype=dtype)
     self.gate_proj = Linear(config.embed_dim, config.mlp_dim, **kwargs)
     self.up_proj = Linear(config.embed_dim, config.mlp_dim, **kwargs)
     self.down_proj = Linear(config.mlp_dim, config.embed_dim, **kwargs)

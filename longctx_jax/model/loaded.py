@@ -25,7 +25,7 @@ class LoadedModel:
     config: facts of the checkpoint.
     tokenizer: None where the folder has none; then only ids can be scored.
     mesh: where the parameters live.
-    checksum: identity of the stored weights; see `checked.checksum`.
+    checksum: identity of the stored weights; see `weights.checksum`.
     revision: commit of a hub snapshot, else "".
     weight_format: e.g. "safetensors BF16", "gguf Q4_1".
   """

@@ -56,7 +56,9 @@ def target_log_probs(
   targets = targets.reshape(batch, -1, chunk).swapaxes(0, 1)
 
   @jax.checkpoint
-  def of_chunk(rows):
+  def of_chunk(
+    rows: tuple[Float[Array, "B c D"], Int[Array, "B c"]],
+  ) -> Float[Array, "B c"]:
     hidden, targets = rows
     target_logits = soft_cap(
       jnp.einsum(
@@ -73,14 +75,19 @@ def target_log_probs(
   return log_probs.swapaxes(0, 1).reshape(batch, -1)[:, :length]
 
 
-def _log_normaliser(hidden, head, softcap):
+def _log_normaliser(
+  hidden: Float[Array, "B T D"], head: Float[Array, "V D"], softcap: float
+) -> Float[Array, "B T"]:
   """Log-sum-exp over the vocabulary of the logits, [B, T]."""
   # Each device of a sharded vocabulary takes blocks of its own rows.
   shards = sharding.axis_size("tensor")
   dim = head.shape[-1]
   head = head.reshape(shards, -1, dim)
 
-  def of_block(carry, block):
+  def of_block(
+    carry: tuple[Float[Array, "B T"], Float[Array, "B T"]],
+    block: Float[Array, "s b D"],
+  ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     highest, total = carry
     logits = soft_cap(
       jnp.einsum(

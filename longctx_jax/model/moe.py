@@ -8,26 +8,36 @@ on every row, and blocks of rows, each of one expert, take its place.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from longctx_jax.model import sharding
 from longctx_jax.model.config import ModelConfig
-from longctx_jax.model.layers import ACTIVATIONS, Linear, init
+from longctx_jax.model.layers import ACTIVATIONS, Linear
 
 # Rows of one expert that are multiplied at a time.
 _BLOCK = 128
 
 
+# (rows sorted by their expert, kernels) -> rows.
+Product = Callable[[Array, Array], Array]
+# Of the projections gate, up and down.
+ExpertKernels = tuple[
+  Float[Array, "E D F"], Float[Array, "E D F"], Float[Array, "E F D"]
+]
+
+
 class Kernels(nnx.Module):
   """One projection of all experts, kernel [E, in, out]."""
 
-  def __init__(self, shape: tuple[int, int, int], *, dtype, rngs: nnx.Rngs):
-    self.kernel = nnx.Param(init(rngs.params(), shape, dtype))
+  def __init__(self, shape: tuple[int, int, int], *, dtype: DTypeLike):
+    self.kernel = nnx.Param(jnp.zeros(shape, dtype))
 
 
 class Experts(nnx.Module):
@@ -37,13 +47,13 @@ class Experts(nnx.Module):
   `experts_per_token` are kept and, with `norm_topk`, divided by their sum.
   """
 
-  def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, *, dtype: DTypeLike):
     count, dim, mlp_dim = (
       config.num_experts,
       config.embed_dim,
       config.expert_dim,
     )
-    kwargs = dict(dtype=dtype, rngs=rngs)
+    kwargs = dict(dtype=dtype)
     self.router = Linear(dim, count, bias=False, **kwargs)
     self.gate_proj = Kernels((count, dim, mlp_dim), **kwargs)
     self.up_proj = Kernels((count, dim, mlp_dim), **kwargs)
@@ -75,7 +85,12 @@ class Experts(nnx.Module):
     )(*arguments)
 
 
-def _route(x, router, kernels, config):
+def _route(
+  x: Float[Array, "B T D"],
+  router: Float[Array, "D E"],
+  kernels: ExpertKernels,
+  config: ModelConfig,
+) -> Float[Array, "B T D"]:
   """[B, T, D] -> float32 [B, T, D], a part of the sum where F is split."""
   rows = x.reshape(-1, x.shape[-1])
   count = config.experts_per_token
@@ -97,7 +112,14 @@ def _route(x, router, kernels, config):
   return (out * weights[..., None]).sum(1).reshape(x.shape)
 
 
-def _run_experts(rows, owner, kernels, *, act, make_product):
+def _run_experts(
+  rows: Float[Array, "M D"],
+  owner: Int[Array, " M"],
+  kernels: ExpertKernels,
+  *,
+  act: Callable[[Array], Array],
+  make_product: Callable[[Array, int], Product],
+) -> Float[Array, "M D"]:
   """The MLPs on rows [M, D] sorted by their expert, owner [M]."""
   gate, up, down = kernels
   product = make_product(owner, gate.shape[0])
@@ -105,7 +127,7 @@ def _run_experts(rows, owner, kernels, *, act, make_product):
   return product(hidden.astype(rows.dtype), down)
 
 
-def _ragged_product(owner, num_experts):
+def _ragged_product(owner: Int[Array, " M"], num_experts: int) -> Product:
   sizes = jnp.bincount(owner, length=num_experts).astype(jnp.int32)
   return functools.partial(
     jax.lax.ragged_dot,
@@ -114,7 +136,7 @@ def _ragged_product(owner, num_experts):
   )
 
 
-def _block_product(owner, num_experts):
+def _block_product(owner: Int[Array, " M"], num_experts: int) -> Product:
   """The same by blocks: an expert's rows begin a block, the rest is padding."""
   count = owner.size
   size = min(_BLOCK, count)
@@ -127,7 +149,9 @@ def _block_product(owner, num_experts):
   slots = (last_block - blocks_of)[owner] * size + within
   expert = jnp.searchsorted(last_block, jnp.arange(num_blocks), side="right")
 
-  def product(rows, kernels):
+  def product(
+    rows: Float[Array, "M I"], kernels: Float[Array, "E I O"]
+  ) -> Float[Array, "M O"]:
     padded = jnp.zeros((num_blocks * size, rows.shape[-1]), rows.dtype)
     blocks = padded.at[slots].set(rows).reshape(num_blocks, size, -1)
     out = _multiply(blocks, kernels, expert, last_block[-1])
@@ -136,15 +160,19 @@ def _block_product(owner, num_experts):
   return product
 
 
-def _take(x, i):
+def _take(x: Array, i: int | Int[Array, ""]) -> Array:
   return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
 
 
-def _put(x, part, i):
+def _put(x: Array, part: Array, i: int | Int[Array, ""]) -> Array:
   return jax.lax.dynamic_update_index_in_dim(x, part, i, 0)
 
 
-def _dot(a, b, contract):
+def _dot(
+  a: Float[Array, "i j"],
+  b: Float[Array, "k l"],
+  contract: tuple[tuple[int, ...], tuple[int, ...]],
+) -> Float[Array, "m n"]:
   return jax.lax.dot_general(
     a, b, (contract, ((), ())), preferred_element_type=jnp.float32
   )
@@ -159,7 +187,7 @@ def _multiply(
 ) -> Float[Array, "b R O"]:
   """blocks[i] @ kernels[expert[i]] for i < used, else 0; float32."""
 
-  def step(i, out):
+  def step(i: Int[Array, ""], out: Float[Array, "b R O"]) -> Array:
     kernel = _take(kernels, _take(expert, i))
     return _put(out, _dot(_take(blocks, i), kernel, ((1,), (0,))), i)
 
@@ -167,15 +195,24 @@ def _multiply(
   return jax.lax.fori_loop(0, used, step, jnp.zeros(shape))
 
 
-def _multiply_forward(blocks, kernels, expert, used):
+def _multiply_forward(
+  blocks: Float[Array, "b R I"],
+  kernels: Float[Array, "E I O"],
+  expert: Int[Array, " b"],
+  used: Int[Array, ""],
+) -> tuple[Float[Array, "b R O"], tuple[Array, ...]]:
   saved = blocks, kernels, expert, used
   return _multiply(*saved), saved
 
 
-def _multiply_backward(saved, d_out):
+def _multiply_backward(
+  saved: tuple[Array, ...], d_out: Float[Array, "b R O"]
+) -> tuple[Float[Array, "b R I"], Float[Array, "E I O"], None, None]:
   blocks, kernels, expert, used = saved
 
-  def step(i, carry):
+  def step(
+    i: Int[Array, ""], carry: tuple[Array, Array]
+  ) -> tuple[Array, Array]:
     d_blocks, d_kernels = carry
     owner, d = _take(expert, i), _take(d_out, i)
     d_block = _dot(d, _take(kernels, owner).astype(d.dtype), ((1,), (1,)))

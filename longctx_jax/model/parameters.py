@@ -23,12 +23,10 @@ def flatten(params: nnx.State) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8)
 def abstract_model(
-  config: ModelConfig, dtype: Any
+  config: ModelConfig, dtype: np.dtype
 ) -> tuple[nnx.GraphDef, nnx.State]:
   """(graphdef, params) of a `Transformer`, shapes in place of arrays."""
-  model = nnx.eval_shape(
-    lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0))
-  )
+  model = nnx.eval_shape(lambda: Transformer(config, dtype=dtype))
   return nnx.split(model, nnx.Param)
 
 

@@ -146,7 +146,7 @@ def name_table(rope_type: str, limit: int, length: int) -> str:
   return f"table of length {max(length, limit)}"
 
 
-def _fingerprint(value):
+def _fingerprint(value: float | tuple[float, ...]) -> str:
   """A number as it is, a list by its checksum."""
   if isinstance(value, tuple):
     return f"{zlib.crc32(np.asarray(value, np.float64).tobytes()):08x}"
@@ -162,7 +162,7 @@ def yarn_attention_factor(
   logarithms weighted, where both weights are given (DeepSeek).
   """
 
-  def of(weight):
+  def of(weight: float) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
   if mscale and mscale_all_dim:
@@ -210,7 +210,11 @@ def inverse_frequencies(
   raise AssertionError(config.rope_type)
 
 
-def _dynamic(config, exponent, lengths):
+def _dynamic(
+  config: RopeConfig,
+  exponent: Float[np.ndarray, " P"],
+  lengths: Int[np.ndarray, " N"] | Int[Array, " N"],
+) -> Float[np.ndarray, "N P"] | Float[Array, "N P"]:
   """NTK scaling that grows with the pass; lengths [N] -> [N, rotary / 2]."""
   original, dim = config.original_max_position, 2 * exponent.size
   stretched = config.factor * lengths.clip(original).astype(np.float32)
@@ -219,7 +223,9 @@ def _dynamic(config, exponent, lengths):
   return 1.0 / base[:, None] ** exponent[None]
 
 
-def _llama3(plain, config):
+def _llama3(
+  plain: Float[np.ndarray, " P"], config: RopeConfig
+) -> Float[np.ndarray, " P"]:
   """Llama 3.1: long wavelengths stretched, short kept, a ramp in between."""
   wavelength = 2 * np.pi / plain
   rotations = config.original_max_position / wavelength
@@ -230,10 +236,12 @@ def _llama3(plain, config):
   return np.where(rotations > high, plain, stretched).astype(np.float32)
 
 
-def _yarn(plain, config, dim):
+def _yarn(
+  plain: Float[np.ndarray, " P"], config: RopeConfig, dim: int
+) -> Float[np.ndarray, " P"]:
   """YaRN (Peng et al., 2023): a ramp over dimensions by rotations."""
 
-  def dimension(rotations):
+  def dimension(rotations: float) -> float:
     turns = config.original_max_position / (rotations * 2 * math.pi)
     return dim * math.log(turns) / (2 * math.log(config.theta))
 
@@ -277,7 +285,9 @@ def rope_table(
   return jnp.cos(angles) * scale, jnp.sin(angles) * scale
 
 
-def _frequencies_by_length(config, head_dim, lengths):
+def _frequencies_by_length(
+  config: RopeConfig, head_dim: int, lengths: Int[Array, "*N"]
+) -> Float[Array, "*N P"]:
   """float32 [*lengths.shape, rotary / 2]."""
   flat = lengths.reshape(-1)
   if config.rope_type == "dynamic":

@@ -86,7 +86,7 @@ def infer_shardings(
   return shardings
 
 
-def _axes_size(mesh, axes):
+def _axes_size(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
   axes = (axes,) if isinstance(axes, str) else axes or ()
   return math.prod(mesh.shape[axis] for axis in axes)
 

@@ -2,50 +2,57 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from longctx_jax.model import attention, log_probs, rope, sharding
+from longctx_jax.model.attention_spec import AttentionSpec
 from longctx_jax.model.config import ModelConfig
-from longctx_jax.model.layers import Linear, Mlp, RMSNorm, init
+from longctx_jax.model.layers import Linear, Mlp, RMSNorm
 from longctx_jax.model.moe import Experts
 
+# (q, k, v), not yet rotated, to the mixed values.
+Attend = Callable[[Array, Array, Array], Array]
 
-def _norm(dim, config, *, dtype, rngs):
+
+def _norm(dim: int, config: ModelConfig, *, dtype: DTypeLike) -> RMSNorm:
   return RMSNorm(
     dim,
     eps=config.norm_eps,
     plus_one=config.norm_plus_one,
     dtype=dtype,
-    rngs=rngs,
   )
 
 
 class Attention(nnx.Module):
   """Grouped-query attention with RoPE."""
 
-  def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, *, dtype: DTypeLike):
     dim, head = config.embed_dim, config.head_dim
     q_dim, kv_dim = config.num_heads * head, config.num_kv_heads * head
-    kwargs = dict(bias=config.qkv_bias, dtype=dtype, rngs=rngs)
+    kwargs = dict(bias=config.qkv_bias, dtype=dtype)
     self.q_proj = Linear(dim, q_dim, **kwargs)
     self.k_proj = Linear(dim, kv_dim, **kwargs)
     self.v_proj = Linear(dim, kv_dim, **kwargs)
-    self.o_proj = Linear(
-      q_dim, dim, bias=config.output_bias, dtype=dtype, rngs=rngs
-    )
+    self.o_proj = Linear(q_dim, dim, bias=config.output_bias, dtype=dtype)
     if config.qk_norm:
-      self.q_norm = _norm(head, config, dtype=dtype, rngs=rngs)
-      self.k_norm = _norm(head, config, dtype=dtype, rngs=rngs)
+      self.q_norm = _norm(head, config, dtype=dtype)
+      self.k_norm = _norm(head, config, dtype=dtype)
     self.config = config
 
-  def __call__(self, x, attend, rows):
+  def __call__(
+    self, x: Float[Array, "B S D"], attend: Attend, rows: slice
+  ) -> Float[Array, "B T D"]:
     """x [B, S, D] -> [B, rows, D]; `attend` rotates and attends."""
     config = self.config
 
-    def heads(projected):
+    def heads(projected: Float[Array, "B S E"]) -> Float[Array, "B S n H"]:
       return projected.reshape(*projected.shape[:2], -1, config.head_dim)
 
     q, k = heads(self.q_proj(x[:, rows])), heads(self.k_proj(x))
@@ -63,8 +70,8 @@ class Attention(nnx.Module):
 class Block(nnx.Module):
   """Pre-norm attention and MLP, each added to the residual stream."""
 
-  def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
-    kwargs = dict(dtype=dtype, rngs=rngs)
+  def __init__(self, config: ModelConfig, *, dtype: DTypeLike):
+    kwargs = dict(dtype=dtype)
     self.attention_norm = _norm(config.embed_dim, config, **kwargs)
     self.attention = Attention(config, **kwargs)
     self.mlp_norm = _norm(config.embed_dim, config, **kwargs)
@@ -74,7 +81,12 @@ class Block(nnx.Module):
       self.mlp_post_norm = _norm(config.embed_dim, config, **kwargs)
     self.has_post_norms = config.post_norms
 
-  def __call__(self, x, attend, rows=slice(None)):
+  def __call__(
+    self,
+    x: Float[Array, "B S D"],
+    attend: Attend,
+    rows: slice = slice(None),
+  ) -> Float[Array, "B T D"]:
     """x [B, S, D] -> [B, rows, D]; every position is a key in any case."""
     attended = self.attention(self.attention_norm(x), attend, rows)
     if self.has_post_norms:
@@ -85,25 +97,83 @@ class Block(nnx.Module):
     return sharding.constrain(x, sharding.BATCH_AXES, None, None)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Pass:
+  """What all layers share in one call.
+
+  Attributes:
+    config: facts of the model.
+    tables: cos and sin of each RoPE table.
+    gains: factors on queries of each RoPE table; None is none.
+    segment_ids: documents of packed rows.
+    backend: of attention.
+  """
+
+  config: ModelConfig
+  tables: list[tuple[Float[Array, "B S R"], Float[Array, "B S R"]]]
+  gains: list[Float[Array, "B S"] | None]
+  segment_ids: Int[Array, "B S"] | None
+  backend: str
+
+  @property
+  def kinds(self) -> list[tuple[int, int]]:
+    """The kinds of layer that occur."""
+    return sorted(set(self.config.layer_kinds))
+
+  @property
+  def kind_of(self) -> Int[Array, " L"]:
+    """Of each layer, its index in `kinds`."""
+    kinds = self.kinds
+    return jnp.asarray([kinds.index(k) for k in self.config.layer_kinds])
+
+  def attend(self, kind: tuple[int, int], rows: slice = slice(None)) -> Attend:
+    """Rotates and attends as layers of this kind do; queries are `rows`."""
+    window, table = kind
+    spec = AttentionSpec.of_layer(
+      self.config, window=window, q_offset=rows.start or 0
+    )
+    gain = self.gains[table]
+
+    def run(q: Array, k: Array, v: Array) -> Array:
+      q = rope.apply_rope(
+        q,
+        tuple(part[:, rows] for part in self.tables[table]),
+        None if gain is None else gain[:, rows],
+      )
+      k = rope.apply_rope(k, self.tables[table])
+      return attention.attention(
+        q, k, v, spec, segment_ids=self.segment_ids, backend=self.backend
+      )
+
+    return run
+
+  def attend_by(self, kind: Int[Array, ""]) -> Attend:
+    """The same for a layer whose kind is known as the scan runs."""
+    branches = [self.attend(kind) for kind in self.kinds]
+    if len(branches) == 1:
+      return branches[0]
+    return lambda *qkv: jax.lax.switch(kind, branches, *qkv)
+
+
 class Transformer(nnx.Module):
   """Decoder-only language model; ids -> final hidden states.
 
-  Parameters carry no sharding; `model/partition.py` does.
+  Made with zeros, and as a rule with shapes alone: parameters come from a
+  checkpoint. They carry no sharding; `model/partition.py` does.
   """
 
-  def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, *, dtype: DTypeLike):
     shape = (config.vocab_size, config.embed_dim)
-    self.embedding = nnx.Param(init(rngs.params(), shape, dtype))
+    self.embedding = nnx.Param(jnp.zeros(shape, dtype))
 
-    @nnx.split_rngs(splits=config.num_layers)
-    @nnx.vmap(in_axes=0, out_axes=0)
-    def make_layers(rngs):
-      return Block(config, dtype=dtype, rngs=rngs)
+    @nnx.vmap
+    def make_layers(_: Int[Array, ""]) -> Block:
+      return Block(config, dtype=dtype)
 
-    self.layers = make_layers(rngs)
-    self.norm = _norm(config.embed_dim, config, dtype=dtype, rngs=rngs)
+    self.layers = make_layers(jnp.arange(config.num_layers))
+    self.norm = _norm(config.embed_dim, config, dtype=dtype)
     if not config.tied:
-      self.output = nnx.Param(init(rngs.params(), shape, dtype))
+      self.output = nnx.Param(jnp.zeros(shape, dtype))
     self.config = config
 
   def head(self) -> Float[Array, "V D"]:
@@ -152,6 +222,24 @@ class Transformer(nnx.Module):
         the start of the row and not of the document, or without the lengths
         that their RoPE tables depend on.
     """
+    passing = self._start_pass(
+      ids, positions, segment_ids, lengths, backend=backend
+    )
+    x = self._embed(ids)
+    if score_rows is None:
+      return self.norm(self._run_all(x, passing, remat=remat))
+    return self.norm(self._run_rows(x, passing, slice(*score_rows)))
+
+  def _start_pass(
+    self,
+    ids: Int[Array, "B S"],
+    positions: Int[Array, "B S"] | None,
+    segment_ids: Int[Array, "B S"] | None,
+    lengths: Int[Array, "*N"] | None,
+    *,
+    backend: str,
+  ) -> _Pass:
+    """What all layers share, from the arguments of a call."""
     config = self.config
     if segment_ids is not None and config.sink_len:
       raise ValueError(f"sink_len={config.sink_len} with packed documents")
@@ -163,75 +251,61 @@ class Transformer(nnx.Module):
       lengths = jnp.full(ids.shape[:1], ids.shape[1])
     if positions is None:
       positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    tables = [
-      rope.rope_table(table, config.head_dim, positions, lengths)
-      for table in config.ropes
-    ]
-    gains = [rope.query_gain(table, positions) for table in config.ropes]
+    return _Pass(
+      config=config,
+      tables=[
+        rope.rope_table(table, config.head_dim, positions, lengths)
+        for table in config.ropes
+      ],
+      gains=[rope.query_gain(table, positions) for table in config.ropes],
+      segment_ids=segment_ids,
+      backend=backend,
+    )
+
+  def _embed(self, ids: Int[Array, "B S"]) -> Float[Array, "B S D"]:
     # Looked up in rows that are whole: in split ones, every device would hold
     # the activations of the whole batch.
     x = sharding.constrain(self.embedding[...], "tensor", None)[ids]
-    if config.embed_scale:
-      x *= jnp.asarray(config.embed_scale, x.dtype)
-    x = sharding.constrain(x, sharding.BATCH_AXES, None, None)
+    if self.config.embed_scale:
+      x *= jnp.asarray(self.config.embed_scale, x.dtype)
+    return sharding.constrain(x, sharding.BATCH_AXES, None, None)
 
-    def attend(kind, rows=slice(None)):
-      """Rotates and attends as layers of this kind do."""
-      window, table = kind
-
-      def run(q, k, v):
-        gain = gains[table]
-        q = rope.apply_rope(
-          q,
-          tuple(part[:, rows] for part in tables[table]),
-          None if gain is None else gain[:, rows],
-        )
-        return attention.attention(
-          q,
-          rope.apply_rope(k, tables[table]),
-          v,
-          q_offset=rows.start or 0,
-          window=window,
-          sink_len=config.sink_len,
-          segment_ids=segment_ids,
-          softcap=config.attention_softcap,
-          scale=config.query_scale or config.head_dim**-0.5,
-          backend=backend,
-        )
-
-      return run
-
+  def _run_all(
+    self, x: Float[Array, "B S D"], passing: _Pass, *, remat: bool
+  ) -> Float[Array, "B S D"]:
+    """All rows through all layers; the stack is scanned."""
     graphdef, stack = nnx.split(self.layers)
-    kinds = sorted(set(config.layer_kinds))
-    kind_of = jnp.asarray([kinds.index(k) for k in config.layer_kinds])
-    branches = [attend(kind) for kind in kinds]
 
-    def apply(x, layer, kind):
-      def attend_by_kind(*qkv):
-        if len(branches) == 1:
-          return branches[0](*qkv)
-        return jax.lax.switch(kind, branches, *qkv)
+    def apply(
+      x: Float[Array, "B S D"], layer_and_kind: tuple[nnx.State, Array]
+    ) -> tuple[Float[Array, "B S D"], None]:
+      layer, kind = layer_and_kind
+      return nnx.merge(graphdef, layer)(x, passing.attend_by(kind)), None
 
-      return nnx.merge(graphdef, layer)(x, attend_by_kind), None
+    if remat:
+      # Inside a scan nothing can be merged with the second run anyway.
+      apply = jax.checkpoint(apply, prevent_cse=False)
+    return jax.lax.scan(apply, x, (stack, passing.kind_of))[0]
 
-    if score_rows is None:
-      if remat:
-        # Inside a scan nothing can be merged with the second run anyway.
-        apply = jax.checkpoint(apply, prevent_cse=False)
-      x, _ = jax.lax.scan(lambda x, xs: apply(x, *xs), x, (stack, kind_of))
-      return self.norm(x)
+  def _run_rows(
+    self, x: Float[Array, "B S D"], passing: _Pass, rows: slice
+  ) -> Float[Array, "B T D"]:
+    """The last layer computes these rows alone; layers are scanned by index."""
+    graphdef, stack = nnx.split(self.layers)
 
-    def layer_at(i):
+    def layer_at(i: int | Int[Array, ""]) -> Block:
       # Slicing the stack for the last layer would copy all of it.
-      return jax.tree.map(
+      layer = jax.tree.map(
         lambda p: jax.lax.dynamic_index_in_dim(p, i, keepdims=False), stack
       )
+      return nnx.merge(graphdef, layer)
 
-    last = config.num_layers - 1
-    x, _ = jax.lax.scan(
-      lambda x, i: apply(x, layer_at(i), kind_of[i]), x, jnp.arange(last)
-    )
-    rows = slice(*score_rows)
-    attend_last = attend(config.layer_kinds[-1], rows)
-    x = nnx.merge(graphdef, layer_at(last))(x, attend_last, rows)
-    return self.norm(x)
+    def apply(
+      x: Float[Array, "B S D"], i: Int[Array, ""]
+    ) -> tuple[Float[Array, "B S D"], None]:
+      return layer_at(i)(x, passing.attend_by(passing.kind_of[i])), None
+
+    last = self.config.num_layers - 1
+    x, _ = jax.lax.scan(apply, x, jnp.arange(last))
+    attend_last = passing.attend(self.config.layer_kinds[-1], rows)
+    return layer_at(last)(x, attend_last, rows)

@@ -1,16 +1,16 @@
 """Results of many models side by side: what may be compared, and the table."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
+from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.paper import intervals, perplexity
 from longctx_jax.report import tables
-
-Result = Mapping[str, Any]
-
+from longctx_jax.runtime import settings
 
 SELF_EVALUATED = "Self-evaluated (not ranked)"
 
@@ -28,26 +28,23 @@ class NotComparable(ValueError):
 class Row:
   """One model of the comparison; None where a number is missing.
 
-  `ratio` is LongPPL over the baseline's on the documents that hold key tokens
-  of both, with its paired interval.
+  Attributes:
+    result: of the model.
+    ppl_ci95: interval of its PPL.
+    ratio: LongPPL over the baseline's, on the documents that hold key tokens
+      of both.
+    ratio_ci95: its paired interval.
+    notes: what a reader must know.
   """
 
-  name: str
-  longppl: float | None
-  longppl_ci95: tuple[float, float] | None
-  ppl: float | None
+  result: ModelResult
   ppl_ci95: tuple[float, float] | None
-  n_key_tokens: int | None
-  n_key_regions: int | None
-  key_coverage: float | None
-  top5_documents_share: float | None
   ratio: float | None
   ratio_ci95: tuple[float, float] | None
-  self_evaluated: bool
   notes: tuple[str, ...]
 
 
-def check_comparable(results: Sequence[Result]) -> None:
+def check_comparable(results: Sequence[ModelResult]) -> None:
   """Refuses results that were not made alike (cases J2).
 
   Compares protocol, thresholds, the number of documents and the manifest of
@@ -57,26 +54,23 @@ def check_comparable(results: Sequence[Result]) -> None:
   Raises:
     NotComparable: names the field and both values.
   """
-  first, *others = [r for r in results if _has_numbers(r)] or [{}]
-  expected = _settings(first)
+  first, *others = [r for r in results if r.has_numbers] or [None]
   for other in others:
-    found = _settings(other)
-    for field in sorted({*expected, *found}):
-      if expected.get(field) != found.get(field):
-        raise NotComparable(
-          f"{first['name']!r} and {other['name']!r} differ in {field}: "
-          f"{expected.get(field)!r} and {found.get(field)!r}. Evaluate both "
-          "from one key-token store under one protocol, or pass force to "
-          "compare them as they are."
-        )
+    for name, one, another in settings.differences(
+      _settings(first), _settings(other)
+    ):
+      raise NotComparable(
+        f"{first.name!r} and {other.name!r} differ in {name}: {one} and "
+        f"{another}. Evaluate both from one key-token store under one "
+        "protocol, or pass force to compare them as they are."
+      )
 
 
 def comparison_rows(
-  results: Sequence[Result],
+  results: Sequence[ModelResult],
   *,
   baseline: str = "",
   force: bool = False,
-  seed: int = 0,
 ) -> list[Row]:
   """Rows in the order of the table: by LongPPL, self-evaluated models last.
 
@@ -84,7 +78,6 @@ def comparison_rows(
     results: as `files.load_results` returns them.
     baseline: name of the model to divide by; "" for none.
     force: compare results that were not made alike.
-    seed: of the bootstrap intervals.
 
   Raises:
     NotComparable: see `check_comparable`.
@@ -93,37 +86,36 @@ def comparison_rows(
   """
   if not force:
     check_comparable(results)
-  by_name = {result["name"]: result for result in results}
+  by_name = {result.name: result for result in results}
   if baseline and baseline not in by_name:
     raise ValueError(
       f"no result is called {baseline!r}: the baseline is one of "
       f"{', '.join(sorted(by_name))}."
     )
-  if baseline and by_name[baseline].get("self_evaluated") and not force:
+  if baseline and by_name[baseline].self_evaluated and not force:
     raise NotComparable(
       f"the baseline {baseline!r} chose the key tokens itself (self_evaluated "
       "is True), which bounds its LongPPL: name a model that did not, or pass "
       "force to divide by it all the same."
     )
-  rows = [_row(result, by_name.get(baseline), seed) for result in results]
+  rows = [_row(result, by_name.get(baseline)) for result in results]
   return sorted(
     rows,
     key=lambda row: (
-      row.self_evaluated,
-      row.longppl is None,
-      row.longppl or 0.0,
-      row.name,
+      row.result.self_evaluated,
+      row.result.longppl is None,
+      row.result.longppl or 0.0,
+      row.result.name,
     ),
   )
 
 
 def compare_table(
-  results: Sequence[Result],
+  results: Sequence[ModelResult],
   *,
   fmt: str,
   baseline: str = "",
   force: bool = False,
-  seed: int = 0,
 ) -> str:
   """The comparison as text, markdown, csv (full precision) or latex.
 
@@ -131,7 +123,7 @@ def compare_table(
   LongPPL is bounded by construction and ranks against nothing. Arguments and
   errors as `comparison_rows` and `tables.format_table`.
   """
-  rows = comparison_rows(results, baseline=baseline, force=force, seed=seed)
+  rows = comparison_rows(results, baseline=baseline, force=force)
   if fmt == "csv":
     return _csv(rows, baseline)
   return tables.format_table(
@@ -153,7 +145,11 @@ def table_groups(
   return [
     (
       title,
-      [_cells(row, baseline) for row in rows if row.self_evaluated is own],
+      [
+        _cells(row, baseline)
+        for row in rows
+        if row.result.self_evaluated is own
+      ],
     )
     for title, own in (("", False), (SELF_EVALUATED, True))
   ]
@@ -170,18 +166,20 @@ def ppl_text(value: float | None) -> str:
 
 def ratio_text(row: Row, baseline: str) -> str:
   """The ratio to the baseline and its interval; 1 for the baseline itself."""
-  if row.ratio is None or row.name == baseline:
+  if row.ratio is None or row.result.name == baseline:
     return "-" if row.ratio is None else "1"
   bounds = ", ".join(f"{bound:.3f}" for bound in row.ratio_ci95 or ())
-  return f"{row.ratio:.3f} [{bounds}]" if bounds else f"{row.ratio:.3f}"
+  return f"{row.ratio:.3f} " + (f"[{bounds}]" if bounds else "(few texts)")
 
 
-def interval_text(interval: Sequence[float | None] | None) -> str:
-  """An interval for the eye, "-" for None."""
-  if interval is None:
-    return "-"
-  low, high = interval
-  return f"[{ppl_text(low)}, {ppl_text(high)}]"
+def interval_text(row: Row) -> str:
+  """The interval of LongPPL for the eye, and what it speaks of if not all."""
+  result = row.result
+  label = result.longppl_ci95_reason.replace("_", " ")
+  if result.longppl_ci95 is None:
+    return label if label and result.longppl is not None else "-"
+  low, high = map(ppl_text, result.longppl_ci95)
+  return f"[{low}, {high}] {label}".rstrip()
 
 
 def share_text(value: float | None) -> str:
@@ -194,82 +192,63 @@ def count_text(value: int | None) -> str:
   return "-" if value is None else f"{value:,}"
 
 
-def _has_numbers(result):
-  return result.get("longppl") is not None or result.get("ppl") is not None
+def _settings(result: ModelResult) -> dict[str, Any]:
+  manifest = {n: v for n, v in result.keys.items() if n not in _INCIDENTAL}
+  return settings.flatten(
+    {name: getattr(result, name) for name in _SETTINGS} | {"keys": manifest}
+  )
 
 
-def _settings(result):
-  manifest = result.get("keys") or {}
-  settings = {name: result.get(name) for name in _SETTINGS}
-  return settings | {
-    f"keys.{name}": value
-    for name, value in manifest.items()
-    if name not in _INCIDENTAL
-  }
-
-
-def _row(result, baseline, seed):
+def _row(result: ModelResult, baseline: ModelResult | None) -> Row:
   ratio, ratio_ci95 = None, None
-  if baseline and not result.get("self_evaluated"):
-    ratio, ratio_ci95 = _paired_ratio(result, baseline, seed)
-  return Row(
-    name=result["name"],
-    longppl=result.get("longppl"),
-    longppl_ci95=result.get("longppl_ci95"),
-    ppl=result.get("ppl"),
-    ppl_ci95=_ppl_ci95(result, seed),
-    n_key_tokens=result.get("n_key_tokens"),
-    n_key_regions=result.get("n_key_regions"),
-    key_coverage=result.get("key_coverage"),
-    top5_documents_share=result.get("top5_documents_share"),
-    ratio=ratio,
-    ratio_ci95=ratio_ci95,
-    self_evaluated=bool(result.get("self_evaluated")),
-    notes=_notes(result),
+  if baseline and not result.self_evaluated:
+    ratio, ratio_ci95 = _paired_ratio(result, baseline)
+  return Row(result, _ppl_ci95(result), ratio, ratio_ci95, _notes(result))
+
+
+def _notes(result: ModelResult) -> tuple[str, ...]:
+  notes = [result.reason] if result.reason else []
+  if result.longppl is None:
+    counts = result.null_reasons.items()
+    notes += [f"{reason}: {count}" for reason, count in counts]
+  if result.attention not in ("", "full", result.name):
+    notes.append(f"attention {result.attention}")
+  return (*notes, *result.warnings)
+
+
+def _sums(
+  result: ModelResult, sums: str, counts: str
+) -> tuple[Float[np.ndarray, "D"], Int[np.ndarray, "D"]]:
+  documents = result.documents
+  return (
+    np.array([getattr(one, sums) for one in documents], np.float64),
+    np.array([getattr(one, counts) for one in documents], np.int64),
   )
 
 
-def _notes(result):
-  notes = [result["reason"]] if result.get("reason") else []
-  if result.get("longppl") is None:
-    counts = result.get("null_reasons") or {}
-    notes += [f"{reason}: {count}" for reason, count in counts.items()]
-  if result.get("attention") not in (None, "", "full", result["name"]):
-    notes.append(f"attention {result['attention']}")
-  return (*notes, *(result.get("warnings") or ()))
-
-
-def _sums(result, prefix):
-  documents = result["documents"]
-  names = {"key": ("key_nll_sum", "n_key_tokens"), "": ("nll_sum", "n_tokens")}
-  sums, counts = (
-    np.nan_to_num(np.asarray(documents[name], np.float64))
-    for name in names[prefix]
-  )
-  return sums, counts.astype(np.int64)
-
-
-def _ppl_ci95(result, seed):
-  if result.get("ppl") is None or not result.get("documents"):
+def _ppl_ci95(result: ModelResult) -> tuple[float, float] | None:
+  if result.ppl is None:
     return None
-  sums, counts = _sums(result, "")
-  if result.get("protocol") == "paper":
+  sums, counts = _sums(result, "nll_sum", "n_tokens")
+  if result.protocol == "paper":
     sums, counts = perplexity.paper_weighted(sums, counts)
+  sums, counts = intervals.by_text(result.text_labels, sums, counts)
   if np.count_nonzero(counts) < intervals.MIN_DOCUMENTS:
     return None
-  return intervals.bootstrap_ci95(sums, counts, seed=seed)
+  return intervals.jackknife_ci95(sums, counts)
 
 
-def _paired_ratio(result, baseline, seed):
-  if not result.get("documents") or not baseline.get("documents"):
-    return None, None
+def _paired_ratio(
+  result: ModelResult, baseline: ModelResult
+) -> tuple[float | None, tuple[float, float] | None]:
   _, mine, theirs = np.intersect1d(
-    result["documents"]["doc_id"],
-    baseline["documents"]["doc_id"],
+    [document.doc_id for document in result.documents],
+    [document.doc_id for document in baseline.documents],
     return_indices=True,
   )
-  sums, counts = (x[mine] for x in _sums(result, "key"))
-  base_sums, base_counts = (x[theirs] for x in _sums(baseline, "key"))
+  key_sums = ("key_nll_sum", "n_key_tokens")
+  sums, counts = (x[mine] for x in _sums(result, *key_sums))
+  base_sums, base_counts = (x[theirs] for x in _sums(baseline, *key_sums))
   shared = (counts > 0) & (base_counts > 0)
   if not shared.any():
     return None, None
@@ -278,31 +257,34 @@ def _paired_ratio(result, baseline, seed):
     - base_sums[shared].sum() / base_counts[shared].sum()
   )
   ratio = float(np.exp(difference))
-  if shared.sum() < intervals.MIN_DOCUMENTS:
+  texts = result.text_labels[mine][shared]
+  if np.unique(texts).size < intervals.MIN_DOCUMENTS:
     return ratio, None
+  each = (sums, counts, base_sums, base_counts)
   interval = intervals.paired_difference_ci95(
-    sums, counts, base_sums, base_counts, seed=seed
+    *intervals.by_text(texts, *(values[shared] for values in each))
   )
   return ratio, tuple(np.exp(interval).tolist())
 
 
-def _cells(row, baseline):
-  coverage = row.key_coverage
+def _cells(row: Row, baseline: str) -> list[str]:
+  result = row.result
+  coverage = result.key_coverage
   return [
-    row.name,
-    ppl_text(row.longppl),
-    interval_text(row.longppl_ci95),
+    result.name,
+    ppl_text(result.longppl),
+    interval_text(row),
     *([ratio_text(row, baseline)] if baseline else []),
-    ppl_text(row.ppl),
-    count_text(row.n_key_tokens),
-    count_text(row.n_key_regions),
+    ppl_text(result.ppl),
+    count_text(result.n_key_tokens),
+    count_text(result.n_key_regions),
     "-" if coverage is None else f"{coverage:.2f}",
-    share_text(row.top5_documents_share),
+    share_text(result.top5_documents_share),
     "; ".join(row.notes),
   ]
 
 
-def _csv(rows, baseline):
+def _csv(rows: Sequence[Row], baseline: str) -> str:
   records = [_record(row, baseline) for row in rows]
   cells = [
     ["" if value is None else str(value) for value in record.values()]
@@ -312,16 +294,27 @@ def _csv(rows, baseline):
   return tables.format_table(header, [("", cells)], fmt="csv")
 
 
-def _record(row, baseline):
-  record = {"model": row.name, "self_evaluated": row.self_evaluated}
-  for name in [field.name for field in fields(row)][1:-2]:
-    value = getattr(row, name)
-    if name.startswith("ratio") and not baseline:
-      continue
-    if name.endswith("_ci95"):
-      low, high = value or (None, None)
-      stem = name.removesuffix("_ci95")
-      record |= {f"{stem}_low": low, f"{stem}_high": high}
-    else:
-      record[name] = value
+def _record(row: Row, baseline: str) -> dict[str, Any]:
+  def bounds(
+    name: str, interval: tuple[float | None, float | None] | None
+  ) -> dict[str, float | None]:
+    low, high = interval or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
+
+  result = row.result
+  record = {
+    "model": result.name,
+    "self_evaluated": result.self_evaluated,
+    "longppl": result.longppl,
+    **bounds("longppl", result.longppl_ci95),
+    "longppl_ci95_reason": result.longppl_ci95_reason,
+    "ppl": result.ppl,
+    **bounds("ppl", row.ppl_ci95),
+    "n_key_tokens": result.n_key_tokens,
+    "n_key_regions": result.n_key_regions,
+    "key_coverage": result.key_coverage,
+    "top5_documents_share": result.top5_documents_share,
+  }
+  if baseline:
+    record |= {"ratio": row.ratio, **bounds("ratio", row.ratio_ci95)}
   return record | {"notes": "; ".join(row.notes)}

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,15 +12,17 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
+from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.report import tables
-from longctx_jax.report.comparison import Result
+
+MIN_PAIRS = 6
 
 
 class Correlation(NamedTuple):
   """A correlation coefficient, its 95 % interval and the pairs behind it.
 
-  `value` and `ci95` are None where they are undefined: fewer than 3 pairs, or
-  one side constant.
+  `value` and `ci95` are None where there are fewer than 6 pairs, which say
+  nothing, or one side is constant.
   """
 
   value: float | None
@@ -58,10 +60,16 @@ def spearman_ci95(
   )
 
 
-def _correlation(x, y, transform, seed, resamples) -> Correlation:
+def _correlation(
+  x: Float[np.ndarray, "M"],
+  y: Float[np.ndarray, "M"],
+  transform: Callable[[np.ndarray], np.ndarray],
+  seed: int,
+  resamples: int,
+) -> Correlation:
   pairs = np.stack([np.asarray(x, np.float64), np.asarray(y, np.float64)])
   n = pairs.shape[1]
-  value = _row_correlation(transform(pairs)) if n >= 3 else np.nan
+  value = _row_correlation(transform(pairs)) if n >= MIN_PAIRS else np.nan
   if np.isnan(value):
     return Correlation(None, None, n)
   drawn = np.random.default_rng(seed).integers(n, size=(resamples, n))
@@ -70,7 +78,9 @@ def _correlation(x, y, transform, seed, resamples) -> Correlation:
   return Correlation(float(value), (float(low), float(high)), n)
 
 
-def _row_correlation(pairs):
+def _row_correlation(
+  pairs: Float[np.ndarray, "2 *R M"],
+) -> Float[np.ndarray, "*R"]:
   x, y = pairs - pairs.mean(axis=-1, keepdims=True)
   constant = np.ptp(pairs, axis=-1).min(axis=0) == 0
   scale = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
@@ -91,7 +101,7 @@ class Correlations:
 
 
 def correlate(
-  results: Sequence[Result], benchmark_csv: str | Path, *, seed: int = 0
+  results: Sequence[ModelResult], benchmark_csv: str | Path, *, seed: int = 0
 ) -> Correlations:
   """Correlates LongPPL and PPL with benchmark scores over models.
 
@@ -110,21 +120,21 @@ def correlate(
   scores = _read_benchmarks(benchmark_csv)
   benchmarks = list(next(iter(scores.values()), {}))
   left_out = {
-    result["name"]: reason
+    result.name: reason
     for result in results
     if (reason := _why_left_out(result, scores))
   }
-  names = {result["name"] for result in results}
+  names = {result.name for result in results}
   left_out |= {m: "no result" for m in scores if m not in names}
   rows = []
   for benchmark in benchmarks:
     for field, title in (("longppl", "LongPPL"), ("ppl", "PPL")):
       pairs = [
-        (result[field], scores[result["name"]][benchmark])
+        (getattr(result, field), scores[result.name][benchmark])
         for result in results
-        if result["name"] not in left_out
-        and result.get(field) is not None
-        and scores[result["name"]][benchmark] is not None
+        if result.name not in left_out
+        and getattr(result, field) is not None
+        and scores[result.name][benchmark] is not None
       ]
       x, y = np.array(pairs, np.float64).reshape(-1, 2).T
       pearson = pearson_ci95(x, y, seed=seed)
@@ -140,17 +150,19 @@ def correlation_table(correlations: Correlations, *, fmt: str) -> str:
     for benchmark, score, r, rho in correlations.rows
   ]
   table = tables.format_table(header, [("", cells)], fmt=fmt)
-  if fmt == "csv" or not correlations.left_out:
-    return table
-  comment = "% " if fmt == "latex" else ""
   lines = [
-    f"{comment}left out: {name} ({reason})"
+    f"left out: {name} ({reason})"
     for name, reason in sorted(correlations.left_out.items())
   ]
-  return table + "\n" + "\n".join(lines) + "\n"
+  if any(row[2].n < MIN_PAIRS for row in correlations.rows):
+    lines.append(f"fewer than {MIN_PAIRS} models carry no coefficient")
+  if fmt == "csv" or not lines:
+    return table
+  comment = "% " if fmt == "latex" else ""
+  return table + "\n" + "".join(f"{comment}{line}\n" for line in lines)
 
 
-def _read_benchmarks(path):
+def _read_benchmarks(path: str | Path) -> dict[str, dict[str, float | None]]:
   with fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="") as file:
     reader = csv.DictReader(file)
     names = [name for name in reader.fieldnames or [] if name != "model"]
@@ -171,7 +183,7 @@ def _read_benchmarks(path):
   return scores
 
 
-def _score(cell, where):
+def _score(cell: str | None, where: str) -> float | None:
   if not (cell or "").strip():
     return None
   try:
@@ -185,17 +197,19 @@ def _score(cell, where):
   return value
 
 
-def _why_left_out(result, scores):
-  if result.get("self_evaluated"):
+def _why_left_out(
+  result: ModelResult, scores: Mapping[str, Mapping[str, float | None]]
+) -> str:
+  if result.self_evaluated:
     return "self-evaluated"
-  if result["name"] not in scores:
+  if result.name not in scores:
     return "not in the benchmark table"
-  if result.get("longppl") is None:
-    return result.get("reason") or "no LongPPL"
+  if result.longppl is None:
+    return result.reason or "no LongPPL"
   return ""
 
 
-def _coefficient(correlation):
+def _coefficient(correlation: Correlation) -> list[str]:
   if correlation.value is None:
     return ["-", "-"]
   low, high = correlation.ci95

@@ -4,11 +4,11 @@ Colours come from classes and custom properties of the page around them, so
 that one figure serves light and dark mode.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from longctx_jax.report.comparison import Row, ppl_text
 
@@ -28,7 +28,7 @@ def model_plot(
   `values`; models in the order of `rows`, self-evaluated ones hollow and below
   a gap.
   """
-  labels = [_shortened(row.name) for row in rows]
+  labels = [_shortened(row.result.name) for row in rows]
   left = min(310, 24 + max(7 * len(label) for label in labels))
   ys = _row_positions(rows)
   height = int(ys[-1]) + _ROW
@@ -42,10 +42,13 @@ def model_plot(
     parts.append(
       f'<path class="guide" d="M{left} {y}H{width}"/>'
       f'<text x="{left - 14}" y="{y + 4}" class="end">{escape(label)}'
-      f"<title>{escape(row.name)}</title></text>"
+      f"<title>{escape(row.result.name)}</title></text>"
     )
-  parts += _panel(rows, "longppl", ys, left, inner, values)
-  parts += _panel(rows, "ppl", ys, left + inner + margin, inner, values)
+  scores = [(row.result.longppl, row.result.longppl_ci95) for row in rows]
+  parts += _panel("LongPPL", scores, rows, ys, (left, inner), values)
+  scores = [(row.result.ppl, row.ppl_ci95) for row in rows]
+  right = left + inner + margin
+  parts += _panel("PPL", scores, rows, ys, (right, inner), values)
   return "".join([*parts, "</svg>"])
 
 
@@ -66,13 +69,13 @@ def lsd_histogram(
   top, bottom, left, right = 24, 210, 64, _WIDTH - 16
   decades = int(np.ceil(np.log10(1 + counts.max())))
 
-  def x(value):
+  def x(value: float) -> float:
     return left + (value - low) / (high - low) * (right - left)
 
-  def y(count):
+  def y(count: int) -> float:
     return bottom - np.log10(1 + count) / decades * (bottom - top)
 
-  def bars(heights, name):
+  def bars(heights: Int[np.ndarray, "B"], name: str) -> str:
     path = "".join(
       f"M{x(a) + 0.5:.1f} {bottom}V{y(n):.1f}H{x(b) - 0.5:.1f}V{bottom}Z"
       for a, b, n in zip(edges, edges[1:], heights, strict=False)
@@ -127,10 +130,10 @@ def lsd_track(
   low = min(-1.0, lows.min() * 1.05)
   high = max(3.0, highs.max() * 1.15)
 
-  def y(value):
+  def y(value: float) -> float:
     return (high - value) / (high - low) * 100
 
-  def stems(values, name):
+  def stems(values: Float[np.ndarray, "C"], name: str) -> str:
     path = "".join(
       f"M{i + 0.5:g} {y(0):.1f}V{y(value):.1f}"
       for i, value in enumerate(values)
@@ -150,43 +153,41 @@ def lsd_track(
   return svg, float(low), float(high)
 
 
-def _panel(rows, name, ys, left, width, printed):
-  values = [getattr(row, name) for row in rows]
-  intervals = [getattr(row, f"{name}_ci95") for row in rows]
-  present = [v for v in values if v is not None]
-  present += [b for i in intervals for b in i or () if b is not None]
-  title = {"longppl": "LongPPL", "ppl": "PPL"}[name]
-  parts = [f'<text class="head" x="{left}" y="16">{title}</text>']
-  low, high = min(present, default=1.0) / 1.06, max(present, default=2.0) * 1.06
+def _panel(
+  title: str,
+  scores: Sequence[tuple[float | None, tuple[float | None, ...] | None]],
+  rows: Sequence[Row],
+  ys: Float[np.ndarray, "M"],
+  place: tuple[float, float],
+  printed: bool,
+) -> list[str]:
+  """One score of every model on a log scale, from `place` = (left, width)."""
+  left, width = place
+  marks = [
+    number
+    for value, interval in scores
+    for number in (value, *(interval or ()))
+    if number is not None
+  ]
+  low, high = min(marks, default=1.0) / 1.06, max(marks, default=2.0) * 1.06
 
-  def x(value):
+  def x(value: float) -> float:
     return left + np.log(value / low) / np.log(high / low) * width
 
+  parts = [f'<text class="head" x="{left}" y="16">{title}</text>']
   bottom = ys[-1] + _ROW / 2
-  for tick in _log_ticks(low, high, width / 48) if present else ():
+  for tick in _log_ticks(low, high, width / 48) if marks else ():
     parts.append(
       f'<path class="grid" d="M{x(tick):.1f} {_HEAD - 12}V{bottom}"/>'
       f'<text class="tick mid" x="{x(tick):.1f}" y="{_HEAD - 18}">'
       f"{tick:g}</text>"
     )
-  for row, value, interval, y in zip(rows, values, intervals, ys, strict=True):
+  for row, (value, interval), y in zip(rows, scores, ys, strict=True):
     if value is None:
-      reason = row.notes[0] if row.notes and name == "longppl" else "–"
-      parts.append(
-        f'<text class="tick" x="{left}" y="{y + 4}">'
-        f"{escape(_shortened(reason, int(width / 6.5)))}</text>"
-      )
+      parts.append(_missing(row, title, y, left, width))
       continue
-    ends = [] if interval is None else [b for b in interval if b is not None]
-    if len(ends) == 2:
-      parts.append(
-        f'<path class="whisker {name}" d="M{x(ends[0]):.1f} {y}'
-        f'H{x(ends[1]):.1f}"/>'
-      )
-    kind = " hollow" if row.self_evaluated else ""
-    parts.append(
-      f'<circle class="dot {name}{kind}" cx="{x(value):.1f}" cy="{y}" r="5"/>'
-    )
+    name = title.lower() + " hollow" * row.result.self_evaluated
+    parts.append(_mark(name, x, value, interval, y))
     if printed:
       parts.append(
         f'<text x="{left + width + 10:.1f}" y="{y + 4}">'
@@ -195,24 +196,54 @@ def _panel(rows, name, ys, left, width, printed):
   return parts
 
 
-def _row_positions(rows):
-  gap = np.cumsum([False, *np.diff([row.self_evaluated for row in rows])])
+def _mark(
+  name: str,
+  x: Callable[[float], float],
+  value: float,
+  interval: tuple[float | None, ...] | None,
+  y: float,
+) -> str:
+  """A dot, and its whisker where both ends are known."""
+  whisker = ""
+  if interval is not None and None not in interval:
+    low, high = map(x, interval)
+    kind = name.partition(" ")[0]
+    whisker = f'<path class="whisker {kind}" d="M{low:.1f} {y}H{high:.1f}"/>'
+  return (
+    f'{whisker}<circle class="dot {name}" cx="{x(value):.1f}" cy="{y}" r="5"/>'
+  )
+
+
+def _missing(row: Row, title: str, y: float, left: float, width: float) -> str:
+  """Why there is no number: at LongPPL, where the reader looks first."""
+  why = row.notes[0] if row.notes and title == "LongPPL" else "–"
+  return (
+    f'<text class="tick" x="{left}" y="{y + 4}">'
+    f"{escape(_shortened(why, int(width / 6.5)))}</text>"
+  )
+
+
+def _row_positions(rows: Sequence[Row]) -> Float[np.ndarray, "M"]:
+  own = [row.result.self_evaluated for row in rows]
+  gap = np.cumsum([False, *np.diff(own)])
   return _HEAD + _ROW * (np.arange(len(rows)) + 0.5 + 0.5 * gap)
 
 
-def _shortened(name, limit=42):
+def _shortened(name: str, limit: int = 42) -> str:
   half = (limit - 1) // 2
   return name if len(name) <= limit else f"{name[:half]}…{name[-half:]}"
 
 
-def _linear_ticks(low, high, count):
+def _linear_ticks(
+  low: float, high: float, count: float
+) -> Float[np.ndarray, "N"]:
   rough = (high - low) / count
   power = 10 ** np.floor(np.log10(rough))
   step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
   return np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step
 
 
-def _log_ticks(low, high, count):
+def _log_ticks(low: float, high: float, count: float) -> Float[np.ndarray, "N"]:
   if high / low < 8:
     return _linear_ticks(low, high, count)
   powers = 10.0 ** np.arange(np.floor(np.log10(low)), np.log10(high) + 1)
@@ -222,5 +253,5 @@ def _log_ticks(low, high, count):
   return ticks[(ticks >= low) & (ticks <= high)]
 
 
-def _signed(value):
+def _signed(value: float) -> str:
   return f"{value:g}".replace("-", "−")

@@ -241,7 +241,14 @@ def edge_labels() -> list[str]:
   return [n.replace("0.25", "¼").replace("0.5", "½") for n in names]
 
 
-def _arrays(document):
+def _arrays(
+  document: Mapping[str, Any],
+) -> tuple[
+  Float[np.ndarray, "T"],
+  Float[np.ndarray, "T"],
+  Bool[np.ndarray, "T"],
+  Int[np.ndarray, "T 2"],
+]:
   long = np.asarray(document["long_log_probs"], np.float64)
   short = np.asarray(document["short_log_probs"], np.float64)
   key = np.asarray(document["key_mask"], bool)
@@ -255,23 +262,23 @@ def _arrays(document):
   return long, short, key, offsets
 
 
-def _level(lsd):
+def _level(lsd: float) -> str:
   if math.isnan(lsd):
     return "u"
   index = bisect.bisect_right(EDGES, lsd)
   return "" if index == _NEUTRAL else _LEVELS[index]
 
 
-def _leading(flags):
+def _leading(flags: Bool[np.ndarray, "T"]) -> int:
   """Length of the run of True at the start."""
   return int(np.argmin(np.append(flags, False)))
 
 
-def _escaped(text):
+def _escaped(text: str) -> str:
   return escape(text.translate(_PICTURES), quote=False)
 
 
-def _thousandths(values):
+def _thousandths(values: Float[np.ndarray, "T"]) -> list[int | None]:
   return [
     None if np.isnan(value) else round(1000 * value)
     for value in values.tolist()

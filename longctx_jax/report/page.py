@@ -9,8 +9,10 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
+from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.report import comparison, figures, heatmap
-from longctx_jax.report.comparison import Result
+from longctx_jax.report.comparison import Row
+from longctx_jax.report.heatmap import Heatmap
 
 _EXCERPT_CHARS = 1200
 _CARD_PLOT = 440
@@ -28,14 +30,14 @@ _PROTOCOLS = {
 }
 
 
-def thresholds(results: Sequence[Result]) -> tuple[float, float]:
+def thresholds(results: Sequence[ModelResult]) -> tuple[float, float]:
   """Alpha and beta of the first result that states them, else the paper's."""
-  stated = ((r["alpha"], r["beta"]) for r in results if "alpha" in r)
+  stated = ((r.alpha, r.beta) for r in results if r.alpha is not None)
   return next(stated, (2.0, -2.0))
 
 
 def render_report(
-  results: Sequence[Result],
+  results: Sequence[ModelResult],
   documents: Sequence[Mapping[str, Any]],
   output: str | Path,
   *,
@@ -44,7 +46,6 @@ def render_report(
   title: str = "Long-context perplexity",
   baseline: str = "",
   force: bool = False,
-  seed: int = 0,
 ) -> None:
   """Writes one HTML file that needs nothing else, in light and dark.
 
@@ -58,15 +59,13 @@ def render_report(
     alpha: threshold of LSD behind the key masks, nats.
     beta: threshold of the long log-prob, nats.
     title: heading of the page.
-    baseline, force, seed: as `comparison.comparison_rows`.
+    baseline, force: as `comparison.comparison_rows`.
 
   Raises:
     NotComparable: the results were not made alike.
     ValueError: a document's arrays differ in length.
   """
-  rows = comparison.comparison_rows(
-    results, baseline=baseline, force=force, seed=seed
-  )
+  rows = comparison.comparison_rows(results, baseline=baseline, force=force)
   manifest = _manifest(results)
   heatmaps = [
     heatmap.build_heatmap(document, stride=manifest.get("stride") or 0)
@@ -92,7 +91,7 @@ def render_report(
 
 
 def render_card(
-  results: Sequence[Result],
+  results: Sequence[ModelResult],
   document: Mapping[str, Any],
   output: str | Path,
   *,
@@ -146,11 +145,11 @@ def render_card(
   )
 
 
-def _plot(rows, **options):
+def _plot(rows: Sequence[Row], **options: Any) -> str:
   return Markup(figures.model_plot(rows, **options)) if rows else ""
 
 
-def _write(template, output, **values):
+def _write(template: str, output: str | Path, **values: Any) -> None:
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -166,11 +165,11 @@ def _write(template, output, **values):
   Path(output).write_text(page, encoding="utf-8", errors="replace")
 
 
-def _manifest(results):
-  return next((r["keys"] for r in results if r.get("keys")), {})
+def _manifest(results: Sequence[ModelResult]) -> Mapping[str, Any]:
+  return next((result.keys for result in results if result.keys), {})
 
 
-def _histogram(heatmaps, alpha):
+def _histogram(heatmaps: Sequence[Heatmap], alpha: float) -> str:
   lsd = np.concatenate([item.lsd for item in heatmaps] or [np.empty(0)])
   if not lsd.size:
     return ""
@@ -178,38 +177,49 @@ def _histogram(heatmaps, alpha):
   return Markup(figures.lsd_histogram(lsd, keys, alpha=alpha))
 
 
-def _settings(results, manifest, alpha, beta):
-  first = results[0] if results else {}
+def _settings(
+  results: Sequence[ModelResult],
+  manifest: Mapping[str, Any],
+  alpha: float,
+  beta: float,
+) -> list[tuple[str, str]]:
+  first = results[0] if results else ModelResult()
   settings = {
     "Evaluator": manifest.get("evaluator"),
-    "Protocol": first.get("protocol"),
+    "Protocol": first.protocol or None,
     "Short context K": comparison.count_text(manifest.get("short_len")),
     "Stride d": comparison.count_text(manifest.get("stride")),
     "α": f"{alpha:g}",
     "β": f"{beta:g}".replace("-", "−"),
-    "Documents": comparison.count_text(first.get("n_documents")),
+    "Documents": comparison.count_text(first.n_documents),
   }
   return [(k, v) for k, v in settings.items() if v not in (None, "-")]
 
 
-def _notes(results, rows, alpha, beta):
-  protocols = {result.get("protocol") for result in results}
+def _notes(
+  results: Sequence[ModelResult], rows: Sequence[Row], alpha: float, beta: float
+) -> list[str]:
+  protocols = {result.protocol for result in results}
   notes = [_PROTOCOLS[p] for p in ("paper", "strict") if p in protocols]
   notes += [
     "Tokens before the first K are never scored. The stride d after them has "
     "the whole text before it as its short context too: LSD is 0 by "
     "construction, and no token there can be key. Only later tokens are "
     "eligible.",
-    "Intervals of LongPPL resample documents; with fewer than 8 that hold key "
-    "tokens, key regions (runs of key tokens at most 16 targets apart); with "
-    "fewer than 10 regions there is no interval. Intervals of PPL and of "
-    "ratios resample documents, from 8 up.",
+    "Intervals are a jackknife over texts, from 4 that hold key tokens; copies "
+    "of a text count once. With fewer, the interval of LongPPL leaves out key "
+    "regions (runs of key tokens at most 16 targets apart) and speaks of these "
+    "texts only; with fewer than 10 regions there is none. PPL and ratios have "
+    "an interval from 4 texts up.",
   ]
-  if any(row.self_evaluated for row in rows):
+  if any(row.result.self_evaluated for row in rows):
     notes.append(
-      "A self-evaluated model chose the key tokens itself: β keeps its "
+      "A self-evaluated model, or one with nearly its losses, chose the key "
+      "tokens itself: β keeps its "
       f"LongPPL below exp({-beta:g}) = {math.exp(-beta):.2f}, and α makes its "
       "short context look worse by a factor of at least "
       f"exp({alpha:g}) = {math.exp(alpha):.2f}. Neither is a finding."
     )
-  return notes + [f"{row.name}: {note}" for row in rows for note in row.notes]
+  return notes + [
+    f"{row.result.name}: {note}" for row in rows for note in row.notes
+  ]

@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Sequence
 
+_Groups = list[tuple[str, list[list[str]]]]
 _LATEX = str.maketrans(
   {
     "\\": r"\textbackslash{}",
@@ -48,11 +49,11 @@ def format_table(
   return _WRITERS[fmt](list(header), groups)
 
 
-def _text(header, groups):
+def _text(header: list[str], groups: _Groups) -> str:
   rows = [header, *(row for _, group in groups for row in group)]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
-  def line(row):
+  def line(row: Sequence[str]) -> str:
     first, *middle, last = row
     cells = map(str.rjust, middle, widths[1:-1])
     return "  ".join([first.ljust(widths[0]), *cells, last]).rstrip()
@@ -64,8 +65,8 @@ def _text(header, groups):
   return "\n".join(lines) + "\n"
 
 
-def _markdown(header, groups):
-  def line(row):
+def _markdown(header: list[str], groups: _Groups) -> str:
+  def line(row: Sequence[str]) -> str:
     cells = (re.sub(r"[|*`<\\]", r"\\\g<0>", cell) for cell in row)
     return f"| {' | '.join(cells)} |"
 
@@ -77,7 +78,7 @@ def _markdown(header, groups):
   return "\n".join(lines) + "\n"
 
 
-def _csv(header, groups):
+def _csv(header: list[str], groups: _Groups) -> str:
   stream = io.StringIO()
   writer = csv.writer(stream, lineterminator="\n")
   writer.writerow(header)
@@ -86,8 +87,8 @@ def _csv(header, groups):
   return stream.getvalue()
 
 
-def _latex(header, groups):
-  def line(row):
+def _latex(header: list[str], groups: _Groups) -> str:
+  def line(row: Sequence[str]) -> str:
     return " & ".join(cell.translate(_LATEX) for cell in row) + r" \\"
 
   columns = "l" + "r" * (len(header) - 2) + "l"

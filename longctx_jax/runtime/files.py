@@ -74,19 +74,22 @@ def remove_leftovers(folder: str | os.PathLike[str], pattern: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str], *, doing: str) -> Iterator[None]:
+def locked(
+  path: str | os.PathLike[str], *, doing: str, wait: bool = False
+) -> Iterator[None]:
   """Holds a lock, which the system frees when the process ends or is killed.
 
   Args:
     path: the lock's file; its folder is made. The file stays.
     doing: what must not be done by two at once, for the message.
+    wait: until the other process ends, rather than raise.
 
   Raises:
     InUse: another process holds it.
   """
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  lock = filelock.FileLock(path, timeout=0)
+  lock = filelock.FileLock(path, timeout=-1 if wait else 0)
   try:
     lock.acquire()
   except filelock.Timeout as error:

@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+# Fields that a message names; a model has hundreds.
+_NAMED = 12
+
 
 class OtherSettings(ValueError):
   """What lies in a workdir was made with other settings."""
@@ -26,31 +29,45 @@ def _walk(fields, prefix) -> Iterator[tuple[str, Any]]:
       yield prefix + name, value
 
 
+def differences(
+  first: Mapping[str, Any], second: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+  """Fields in which two runs differ: (name, value, other value), to print."""
+  return [
+    (name, _printed(first, name), _printed(second, name))
+    for name in sorted({*first, *second})
+    if name not in first or name not in second or first[name] != second[name]
+  ]
+
+
 def require_same(
-  stored: Mapping[str, Any], current: Mapping[str, Any], *, where: object
+  stored: Mapping[str, Any],
+  current: Mapping[str, Any],
+  *,
+  where: object,
+  problem: str = "holds a run with other settings",
+  remedy: str = "Take another --workdir, or --overwrite",
 ) -> None:
-  """Raises OtherSettings where two runs differ; each field is named.
+  """Raises OtherSettings where two sets of facts differ; each is named.
 
   Args:
-    stored: settings of the run that is there.
-    current: settings of the run that is asked for.
+    stored: facts of what is there.
+    current: facts of what is asked for.
     where: what holds the stored ones, for the message.
+    problem: what that is, for the message.
+    remedy: what to do, for the message.
   """
-  absent = "not there"
   different = [
-    f"{name} was {_value(stored, name, absent)} and is "
-    f"{_value(current, name, absent)}"
-    for name in sorted({*stored, *current})
-    if name not in stored
-    or name not in current
-    or stored[name] != current[name]
+    f"{name} was {was} and is {now}"
+    for name, was, now in differences(stored, current)
   ]
   if different:
+    more = len(different) - _NAMED
     raise OtherSettings(
-      f"{where} holds a run with other settings: {'; '.join(different)}. Take "
-      "another --workdir, or --overwrite"
+      f"{where} {problem}: {'; '.join(different[:_NAMED])}"
+      f"{f'; and {more} more' if more > 0 else ''}. {remedy}"
     )
 
 
-def _value(fields, name, absent):
-  return repr(fields[name]) if name in fields else absent
+def _printed(fields: Mapping[str, Any], name: str) -> str:
+  return repr(fields[name]) if name in fields else "not there"

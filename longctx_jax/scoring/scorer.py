@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from longctx_jax.model import attention, log_probs, sharding
+from longctx_jax.model import defaults, log_probs, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper import windows
 from longctx_jax.runtime.progress import Usage
@@ -196,10 +196,8 @@ class Scorer:
       if key not in self.compiled:
         start = time.monotonic()
         static = (kind,) if function is self.window_pass else ()
-        # A float32 model is meant to be float32: no bfloat16 or TF32 passes.
-        # Splash does not compile for bfloat16 under "highest".
-        exact = self.model.dtype == "float32"
-        with jax.default_matmul_precision("highest" if exact else "default"):
+        precision = defaults.matmul_precision(self.model.dtype)
+        with jax.default_matmul_precision(precision):
           lowered = function.lower(self.model.params, *inputs, *static)
         self.compiled[key] = lowered.compile()
         self.usage.compilations += 1
@@ -222,8 +220,7 @@ def make_scorer(
     model: what scores.
     short_len: the paper's K.
     stride: the paper's d.
-    window_batch: windows per device and pass; 0 takes 1 on CPU, where that is
-      the fastest, and 4 elsewhere.
+    window_batch: windows per device and pass; 0: `defaults.window_batch`.
     chunk: positions whose logits are held at a time.
     backend: attention backend; "auto" takes the one of this machine.
 
@@ -231,10 +228,9 @@ def make_scorer(
     ValueError: unless 1 <= stride <= short_len.
   """
   windows.check_window(short_len=short_len, stride=stride)
-  if backend == "auto":
-    backend = attention.choose_backend(model.config, dtype=model.dtype)
+  backend = defaults.attention_backend(backend, model.config, dtype=model.dtype)
   ways = sharding.batch_ways(model.mesh)
-  window_batch = window_batch or (1 if jax.default_backend() == "cpu" else 4)
+  window_batch = defaults.window_batch(window_batch)
 
   def log_probs_of(params, ids, lengths, targets, score_rows):
     transformer = nnx.merge(model.graphdef, params)

@@ -3,6 +3,7 @@
 Doors, for other rooms:
   corpus: documents of files, folders, URLs, streamed in order
   row_files: files of rows: text, JSON lines, Parquet
+  tokenizer_files: the files of a tokenizer
   tokenizer: token ids with verified character offsets
   chunks: documents cut as training cuts them
   token_cache: a corpus tokenised and cut once
@@ -12,4 +13,11 @@ Inside:
   tfds_files: data sets of tensorflow-datasets, row by row
 """
 
-__all__ = ["corpus", "row_files", "tokenizer", "chunks", "token_cache"]
+__all__ = [
+  "corpus",
+  "row_files",
+  "tokenizer_files",
+  "tokenizer",
+  "chunks",
+  "token_cache",
+]

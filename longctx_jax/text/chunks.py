@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
+from jaxtyping import Int
 
 from longctx_jax.text.corpus import Corpus, Document
 from longctx_jax.text.tokenizer import TextTokenizer
@@ -69,7 +70,7 @@ class ChunkedCorpus:
       self._chunks += len(pieces)
       yield from pieces
 
-  def _cut(self, document):
+  def _cut(self, document: Document) -> list[Document]:
     try:
       cuts = cut_document(document, self._tokenizer, chunk_len=self._chunk_len)
       return [
@@ -169,7 +170,9 @@ def cut_document(
     )
 
 
-def _characters_around(offsets):
+def _characters_around(
+  offsets: Int[np.ndarray, "n 2"],
+) -> tuple[Int[np.ndarray, " n+1"], Int[np.ndarray, " n+1"]]:
   """Where characters begin after, and end before, each of n + 1 places."""
   start, end = np.asarray(offsets, np.int64).reshape(-1, 2).T
   wide = start < end
@@ -179,6 +182,6 @@ def _characters_around(offsets):
   return np.append(begun, far), np.append(0, closed)
 
 
-def _within(offsets, first):
+def _within(offsets: Int[np.ndarray, "n 2"], first: int) -> np.ndarray:
   wide = offsets[:, :1] < offsets[:, 1:]
   return np.where(wide, offsets - first, 0)

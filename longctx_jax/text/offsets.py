@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from jaxtyping import Int
 
 _METASPACE = "\u2581"
 _REPLACEMENT = "\ufffd".encode()
@@ -44,7 +45,7 @@ class Alphabet:
     return self.view(piece).encode() if literal else self.decode(piece)
 
 
-def _stand_ins():
+def _stand_ins() -> dict[str, int]:
   """GPT-2's printable bytes: a byte's own character, or one from 256 on."""
   own = [*range(33, 127), *range(161, 173), *range(174, 256)]
   moved = [byte for byte in range(256) if byte not in own]
@@ -56,13 +57,13 @@ def _stand_ins():
 _STAND_INS = _stand_ins()
 
 
-def _decode_byte_level(piece):
+def _decode_byte_level(piece: str) -> bytes:
   if all(character in _STAND_INS for character in piece):
     return bytes(_STAND_INS[character] for character in piece)
   return piece.encode()
 
 
-def _decode_metaspace(piece):
+def _decode_metaspace(piece: str) -> bytes:
   match = BYTE_PIECE.fullmatch(piece)
   return bytes([int(match[1], 16)]) if match else piece.encode()
 
@@ -111,7 +112,7 @@ def walk(
   """
   data, space = alphabet.view(text).encode(), alphabet.space.encode()
 
-  def skip_blank(place):
+  def skip_blank(place: int) -> int:
     if data.startswith(space, place):
       return place + len(space)
     character = data[place : place + 4].decode("utf-8", "replace")[:1]
@@ -199,7 +200,7 @@ def check(
   return np.stack([starts, np.where(confirmed, ends, starts)], 1), confirmed
 
 
-def _is_whole(piece):
+def _is_whole(piece: bytes) -> bool:
   """Whether a piece is whole characters."""
   try:
     piece.decode()
@@ -208,12 +209,12 @@ def _is_whole(piece):
   return True
 
 
-def _core(text):
+def _core(text: str) -> str:
   """What of a text and a piece must agree: all but the space around it."""
   return text.replace(_METASPACE, " ").strip()
 
 
-def _character_of_byte(data):
+def _character_of_byte(data: bytes) -> Int[np.ndarray, " m"]:
   """The character that each byte belongs to, and last their number.
 
   Counts as decoding with replacements does: a continuation byte that no
@@ -231,7 +232,11 @@ def _character_of_byte(data):
   return np.append(count - 1, count[-1:] if len(count) else 0)
 
 
-def _offsets(character, starts, ends):
+def _offsets(
+  character: Int[np.ndarray, " m"],
+  starts: Int[np.ndarray, " n"],
+  ends: Int[np.ndarray, " n"],
+) -> Int[np.ndarray, "n 2"]:
   """Character offsets of byte offsets."""
   last = np.where(ends > starts, character[ends - 1] + 1, character[starts])
   return np.stack([character[starts], last], axis=1)

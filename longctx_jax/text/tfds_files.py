@@ -2,7 +2,7 @@
 
 Reading needs no TensorFlow, preparing does. PG-19, once, on any machine:
 
-  pip install tensorflow-datasets importlib_resources tensorflow
+  pip install tensorflow
   python -c "import tensorflow_datasets as tfds;
   tfds.builder('pg19', file_format='array_record').download_and_prepare()"
 
@@ -78,10 +78,11 @@ def _find(name: str, source: str) -> Any:
     ) from error
   if not builder.is_prepared():
     raise FileNotFoundError(
-      f"{source} is not prepared in {builder.data_path}: do it once, where "
-      "TensorFlow is installed (pip install tensorflow-datasets tensorflow), "
-      f"with tfds.builder({name!r}, file_format='array_record')"
-      ".download_and_prepare(), or copy the folder of one who did"
+      f"{source} is not prepared in {builder.data_path}: do it once, with "
+      'TensorFlow (pip install tensorflow): python -c "import '
+      f"tensorflow_datasets as tfds; tfds.builder({name!r}, "
+      "file_format='array_record').download_and_prepare()\"; or copy the "
+      "folder of one who did"
     )
   return builder
 

@@ -9,16 +9,13 @@ and one process at a time writes while others wait.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
 import os
 import pathlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from absl import logging
 
+from longctx_jax.runtime import files
 from longctx_jax.text import chunks
 from longctx_jax.text.chunks import Chunk
 from longctx_jax.text.corpus import Corpus, Document, text_sha256
@@ -109,15 +107,20 @@ def open_cache(
   folder = pathlib.Path(cache_dir).expanduser() / key[:_KEY_DIGITS]
   folder.mkdir(parents=True, exist_ok=True)
   if not (folder / _MANIFEST).exists():
-    with _alone(folder):
+    with files.locked(folder / "lock", doing="writing", wait=True):
       if not (folder / _MANIFEST).exists():
         _build(folder, facts, corpus, tokenizer, chunk_len)
   return _read(folder, key)
 
 
-def _build(folder, facts, corpus, tokenizer, chunk_len):
-  for leftover in folder.glob("*.tmp"):
-    leftover.unlink()
+def _build(
+  folder: pathlib.Path,
+  facts: dict[str, Any],
+  corpus: Corpus,
+  tokenizer: TextTokenizer | None,
+  chunk_len: int,
+) -> None:
+  files.remove_leftovers(folder, "*")
   parts = _parts(folder)
   done = _documents(parts[-1]) if parts else 0
   if done:
@@ -152,8 +155,7 @@ def _build(folder, facts, corpus, tokenizer, chunk_len):
       "why"
     )
   manifest = json.dumps(facts | {"parts": len(parts)}, indent=2) + "\n"
-  with _appearing(folder / _MANIFEST) as temporary:
-    temporary.write_text(manifest)
+  files.write_text(folder / _MANIFEST, manifest)
   logging.info("tokenise: %s documents into %s", f"{done:,}", folder)
 
 
@@ -170,15 +172,19 @@ def _chunks_of(
     return []
 
 
-def _write_part(folder, number, pending, documents):
+def _write_part(
+  folder: pathlib.Path,
+  number: int,
+  pending: list[tuple[Chunk, int]],
+  documents: int,
+) -> None:
+  """Writes chunks, each with the ids of its document, as a part."""
   # Imported where used: it defines command line flags.
   from array_record.python import array_record_module
 
   path = folder / f"part-{number:05d}.array_record"
-  with _appearing(path) as temporary:
-    writer = array_record_module.ArrayRecordWriter(
-      str(temporary), _WRITER_OPTIONS
-    )
+  with files.appearing(path) as file:
+    writer = array_record_module.ArrayRecordWriter(file.name, _WRITER_OPTIONS)
     for chunk, _ in pending:
       writer.write(_encode(chunk))
     writer.close()
@@ -193,8 +199,8 @@ def _write_part(folder, number, pending, documents):
       "document_length": pa.array([total for _, total in pending], pa.int64()),
     }
   ).replace_schema_metadata({_DOCUMENTS: str(documents)})
-  with _appearing(path.with_suffix(".parquet")) as temporary:
-    pq.write_table(table, temporary)
+  with files.appearing(path.with_suffix(".parquet")) as file:
+    pq.write_table(table, file)
 
 
 def _encode(chunk: Chunk) -> bytes:
@@ -248,26 +254,3 @@ def _parts(folder: pathlib.Path) -> list[pathlib.Path]:
 def _documents(part: pathlib.Path) -> int:
   """Documents of the corpus up to the end of a part."""
   return int(pq.read_schema(part).metadata[_DOCUMENTS])
-
-
-@contextlib.contextmanager
-def _alone(folder: pathlib.Path) -> Iterator[None]:
-  """Waits for its turn; the system frees the turn of a process that dies."""
-  with open(folder / "lock", "w") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    yield
-
-
-@contextlib.contextmanager
-def _appearing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A file that appears under its name when all of it is on the disk."""
-  temporary = path.with_name(path.name + ".tmp")
-  yield temporary
-  for flushed in (temporary, path.parent):
-    descriptor = os.open(flushed, os.O_RDONLY)
-    try:
-      os.fsync(descriptor)
-    finally:
-      os.close(descriptor)
-    if flushed == temporary:
-      os.replace(temporary, path)

@@ -21,18 +21,13 @@ from typing import Any
 import numpy as np
 import tokenizers
 from absl import logging
+from jaxtyping import Int32, Int64
 
 from longctx_jax.text import offsets as offsets_lib
+from longctx_jax.text import tokenizer_files
 
-_TOKENIZER_FILES = (
-  "tokenizer.json",
-  "tokenizer.model",
-  "vocab.json",
-  "vocab.txt",
-  "spiece.model",
-  "tekken.json",
-  "*.tiktoken",
-)
+Ids = Int32[np.ndarray, " n"]
+Offsets = Int64[np.ndarray, "n 2"]
 
 
 class OffsetsUnusable(ValueError):
@@ -98,10 +93,11 @@ class TextTokenizer:
       ValueError: for a damaged tokenizer.json.
     """
     folder = pathlib.Path(path)
-    if not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
+    if not tokenizer_files.vocabularies(folder):
       raise FileNotFoundError(
-        f"{folder} holds no tokenizer: none of {', '.join(_TOKENIZER_FILES)} "
-        "is there; copy them from the model's repository"
+        f"{folder} holds no tokenizer: none of "
+        f"{', '.join(tokenizer_files.VOCABULARIES)} is there; copy them from "
+        "the model's repository"
       )
     file = folder / "tokenizer.json"
     if file.exists():
@@ -210,11 +206,13 @@ class TextTokenizer:
       facts = repr((type(self._backend).__name__, vocab))
     return hashlib.sha256(facts.encode()).hexdigest()
 
-  def _ids(self, text, add_special_tokens):
+  def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
     encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
     return list(encoded.ids if self._fast else encoded)
 
-  def _encode_slow(self, text, add_special_tokens):
+  def _encode_slow(
+    self, text: str, add_special_tokens: bool
+  ) -> tuple[list[int], np.ndarray]:
     """Ids, and which of them stand for text."""
     bare = self._ids(text, False)
     ids = self._ids(text, True) if add_special_tokens else bare
@@ -226,14 +224,14 @@ class TextTokenizer:
       f"{self._who}: its ids with special tokens do not contain those without"
     )
 
-  def _pieces(self, ids, alphabet):
+  def _pieces(self, ids: Ids, alphabet: offsets_lib.Alphabet) -> list[bytes]:
     """The bytes that each id stands for."""
     known = self._known[alphabet]
     for i in set(ids.tolist()) - known.keys():
       known[i] = alphabet.to_bytes(self._piece(i), literal=i in self._added)
     return [known[i] for i in ids.tolist()]
 
-  def _piece(self, i):
+  def _piece(self, i: int) -> str | bytes:
     if i in self._added:
       return self._added[i]
     if i < 0:
@@ -248,7 +246,7 @@ class TextTokenizer:
       )
     return piece
 
-  def _place(self, text, ids, reported):
+  def _place(self, text: str, ids: Ids, reported: Offsets | None) -> Offsets:
     """Offsets of ids that stand for text, by the strongest evidence."""
     offsets = self._spell(text, ids)
     if offsets is not None:
@@ -289,7 +287,7 @@ class TextTokenizer:
     )
     return checked
 
-  def _spell(self, text, ids):
+  def _spell(self, text: str, ids: Ids) -> Offsets | None:
     for alphabet in self._alphabets:
       offsets = offsets_lib.spell(text, self._pieces(ids, alphabet), alphabet)
       if offsets is not None:
@@ -298,7 +296,7 @@ class TextTokenizer:
         return offsets
     return None
 
-  def _difference(self, text, ids):
+  def _difference(self, text: str, ids: Ids) -> tuple[int, str]:
     """Where the pieces begin to spell something else, and what."""
     tries = []
     for alphabet in self._alphabets:
@@ -308,7 +306,9 @@ class TextTokenizer:
         tries.append((len(os.path.commonprefix([spelling, text])), spelling))
     return max(tries)
 
-  def _check(self, text, ids, reported):
+  def _check(
+    self, text: str, ids: Ids, reported: Offsets
+  ) -> tuple[Offsets | None, np.ndarray]:
     normalizer = self._backend.normalizer
     normalize = normalizer.normalize_str if normalizer else str
     tries = []
@@ -320,7 +320,9 @@ class TextTokenizer:
         break
     return max(tries, key=lambda found: found[:2])[2:]
 
-  def _walk(self, text, ids, *, lenient):
+  def _walk(
+    self, text: str, ids: Ids, *, lenient: bool
+  ) -> tuple[Offsets | None, int]:
     tries = [
       offsets_lib.walk(
         text, self._pieces(ids, alphabet), alphabet, lenient=lenient
@@ -329,7 +331,9 @@ class TextTokenizer:
     ]
     return max(tries, key=lambda found: (found[0] is not None, found[1]))
 
-  def _warn(self, ids, reported, offsets, wrong):
+  def _warn(
+    self, ids: Ids, reported: Offsets, offsets: Offsets, wrong: np.ndarray
+  ) -> None:
     """Says once that the tokenizer's own offsets were not used."""
     if self._warned or not wrong.any():
       return

@@ -1,7 +1,8 @@
 """LongCE and CE: losses, step, data, the run.
 
 Doors, for other rooms:
-  run: trains, or goes on with a training; the jit is there
+  run: trains, or goes on with a training
+  program: the compiled step; the jit is there
   step: one pure training step
   state: what a run carries from step to step
   optimizer: AdamW, schedule, clipping
@@ -18,4 +19,13 @@ Inside:
   config: the settings of the parts
 """
 
-__all__ = ["run", "step", "state", "optimizer", "rows", "checkpoint", "metrics"]
+__all__ = [
+  "run",
+  "program",
+  "step",
+  "state",
+  "optimizer",
+  "rows",
+  "checkpoint",
+  "metrics",
+]

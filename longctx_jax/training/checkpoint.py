@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
-from longctx_jax.runtime import progress
+from longctx_jax.runtime import progress, settings
 
 _STATE, _META = "state", "meta"
 
@@ -55,7 +56,7 @@ class Checkpoints:
     state: Any,
     *,
     data: Any,
-    settings: dict[str, Any],
+    identity: dict[str, Any],
   ) -> None:
     """Copies the state off the devices, then writes it in the background.
 
@@ -65,14 +66,10 @@ class Checkpoints:
       step: names the checkpoint.
       state: tree of arrays on any mesh; it may be donated afterwards.
       data: position of the data iterator, as JSON holds it.
-      settings: of the run, as JSON holds them.
+      identity: settings of the run, as JSON holds them.
     """
     arrays = _by_name(state)
-    described = {
-      name: [list(array.shape), str(array.dtype)]
-      for name, array in arrays.items()
-    }
-    meta = {"data": data, "settings": settings, "arrays": described}
+    meta = {"data": data, "settings": identity, "arrays": _describe(arrays)}
     self._manager.save(
       step,
       args=ocp.args.Composite(
@@ -104,18 +101,13 @@ class Checkpoints:
         and nothing is allocated.
     """
     targets = _by_name(like)
-    stored = self.read_meta(step)["arrays"]
-    expected = {
-      name: [list(target.shape), str(target.dtype)]
-      for name, target in targets.items()
-    }
-    wrong = [
-      f"{name} is {stored.get(name)} there and {expected.get(name)} here"
-      for name in sorted(set(stored) | set(expected))
-      if stored.get(name) != expected.get(name)
-    ]
-    if wrong:
-      raise ValueError(f"{self._folder}/{step}: {'; '.join(wrong[:8])}")
+    settings.require_same(
+      self.read_meta(step)["arrays"],
+      _describe(targets),
+      where=self._folder / str(step),
+      problem="holds other arrays",
+      remedy="Go on with the model and optimizer that wrote it",
+    )
     with progress.heartbeat(f"checkpoint {step}"):
       arrays = self._manager.restore(
         step,
@@ -133,7 +125,15 @@ class Checkpoints:
     self._manager.close()
 
 
-def _by_name(tree):
+def _describe(arrays: Mapping[str, Any]) -> dict[str, Any]:
+  """Shape and dtype of arrays by name, as JSON gives them back."""
+  return {
+    name: [list(array.shape), str(array.dtype)]
+    for name, array in arrays.items()
+  }
+
+
+def _by_name(tree: Any) -> dict[str, Any]:
   """Leaves by dotted path: the file does not depend on classes of the tree."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
   return {

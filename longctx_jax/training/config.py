@@ -6,11 +6,10 @@ import dataclasses
 import pathlib
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from longctx_jax.model import parameters
+from longctx_jax.model import defaults, parameters
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.runtime import settings
 from longctx_jax.training import data, optimizer, step
@@ -86,8 +85,7 @@ def optimizer_config(config: ConfigDict) -> optimizer.OptimizerConfig:
 
 def compute_dtype(config: ConfigDict) -> jnp.dtype:
   """Dtype of the activations; the parameters are float32 in any case."""
-  cpu = jax.default_backend() == "cpu"
-  return jnp.dtype(config.model.dtype or ("float32" if cpu else "bfloat16"))
+  return defaults.dtype(config.model.dtype or None)
 
 
 def adapted(config: ConfigDict, model: LoadedModel) -> LoadedModel:

@@ -21,11 +21,12 @@ from absl import logging
 
 from longctx_jax.key_tokens import store
 from longctx_jax.paper import windows
+from longctx_jax.runtime import settings
 from longctx_jax.text import corpus as corpus_lib
 from longctx_jax.text import token_cache
+from longctx_jax.text.corpus import Corpus
 from longctx_jax.text.token_cache import TokenCache
 from longctx_jax.text.tokenizer import TextTokenizer
-from longctx_jax.training import rows as packing
 from longctx_jax.training import rows as rows_lib
 from longctx_jax.training import stored_weights
 from longctx_jax.training.stored_weights import StoredWeights
@@ -190,7 +191,7 @@ class BatchIterator(Iterator[Batch]):
     self._data = data
     self._start(0)
 
-  def _start(self, step):
+  def _start(self, step: int) -> None:
     self._step = step
     self._batches = iter(
       grain.MapDataset.range(step, self._data.num_steps)
@@ -216,24 +217,24 @@ class BatchIterator(Iterator[Batch]):
       ValueError: it was saved with other data or another layout; each fact that
         differs is named with both values.
     """
-    facts = self._data.facts()
-    different = [
-      f"{name} was {state[name]!r} and is {value!r}"
-      for name, value in facts.items()
-      if state[name] != value
-    ]
-    if different:
-      raise ValueError(
-        f"the run can't go on with this data: {'; '.join(different)}. Restore "
-        "the former data and settings, or start anew in another workdir"
-      )
-    self._start(state["step"])
+    stored = dict(state)
+    step = stored.pop("step")
+    settings.require_same(
+      stored,
+      self._data.facts(),
+      where="the checkpoint",
+      problem="was written with other data",
+      remedy="Restore the former data and settings, or start anew in another "
+      "workdir",
+    )
+    self._start(step)
 
 
 def open_training_data(
   config: DataConfig,
   tokenizer: TextTokenizer | None,
   *,
+  corpus: Corpus | None = None,
   with_lengths: bool = False,
   process_index: int | None = None,
   process_count: int | None = None,
@@ -243,6 +244,7 @@ def open_training_data(
   Args:
     config: what and how.
     tokenizer: of the model that is trained; None for token ids.
+    corpus: the documents, where they are open already.
     with_lengths: whether batches carry the real lengths (`rope_by_length`).
     process_index: of this process; default: JAX's.
     process_count: default: JAX's.
@@ -259,27 +261,13 @@ def open_training_data(
       f"batch_size={config.batch_size} doesn't divide among {process_count} "
       "processes"
     )
-  corpus = corpus_lib.open_corpus(
-    config.sources,
-    text_column=config.text_column,
-    ids_column=config.ids_column,
-    id_column=config.id_column,
-    row_range=config.row_range,
-  )
   cache = token_cache.open_cache(
-    config.cache_dir, corpus, tokenizer, chunk_len=config.seq_len
+    config.cache_dir,
+    corpus or open_corpus(config),
+    tokenizer,
+    chunk_len=config.seq_len,
   )
-  kept = np.flatnonzero(
-    (cache.document_lengths >= config.min_tokens)
-    & (cache.lengths >= config.min_chunk)
-  )
-  if not len(kept):
-    raise ValueError(
-      f"none of {len(cache):,} chunks is left: min_tokens={config.min_tokens}, "
-      f"the longest document has {cache.document_lengths.max():,} ids; "
-      f"min_chunk={config.min_chunk}, the longest chunk has "
-      f"{cache.lengths.max():,}"
-    )
+  kept = _keep(config, cache)
   rows = _plan_rows(config, cache, kept)
   num_steps = config.epochs * len(rows) // config.batch_size
   if config.epochs and not num_steps:
@@ -287,31 +275,8 @@ def open_training_data(
       f"{config.epochs} epochs of {len(rows)} rows are less than one step of "
       f"batch_size={config.batch_size} rows"
     )
-  weights = None
-  if config.key_tokens:
-    weights = stored_weights.open_weights(
-      store.read_store(config.key_tokens),
-      {cache.doc_ids[chunk]: cache.hashes[chunk] for chunk in kept},
-      form=config.stored_form,
-      chunk_len=config.seq_len,
-      tokenizer_fingerprint=tokenizer.fingerprint if tokenizer else "",
-      short_len=config.short_len,
-      stride=config.stride,
-      alpha=config.alpha,
-      beta=config.beta,
-      gamma=config.gamma,
-    )
-  ids = cache.lengths[kept].sum()
-  logging.info(
-    "data: %s ids in %s rows of %s, %.1f %% of them padding; %s of %s chunks "
-    "are too short",
-    f"{ids:,}",
-    f"{len(rows):,}",
-    f"{config.seq_len + 1:,}",
-    100 - 100 * ids / (len(rows) * (config.seq_len + 1)),
-    f"{len(cache) - len(kept):,}",
-    f"{len(cache):,}",
-  )
+  weights = _open_weights(config, cache, kept, tokenizer)
+  _log_data(config, cache, kept, len(rows))
   return TrainingData(
     config=config,
     rows=rows,
@@ -324,6 +289,76 @@ def open_training_data(
   )
 
 
+def open_corpus(config: DataConfig) -> Corpus:
+  """The documents of a config, without reading a text.
+
+  Raises:
+    FileNotFoundError, ValueError: see `corpus.open_corpus`.
+  """
+  return corpus_lib.open_corpus(
+    config.sources,
+    text_column=config.text_column,
+    ids_column=config.ids_column,
+    id_column=config.id_column,
+    row_range=config.row_range,
+  )
+
+
+def _keep(config: DataConfig, cache: TokenCache) -> np.ndarray:
+  """Numbers of the chunks that are long enough."""
+  kept = np.flatnonzero(
+    (cache.document_lengths >= config.min_tokens)
+    & (cache.lengths >= config.min_chunk)
+  )
+  if not len(kept):
+    raise ValueError(
+      f"none of {len(cache):,} chunks is left: min_tokens={config.min_tokens}, "
+      f"the longest document has {cache.document_lengths.max():,} ids; "
+      f"min_chunk={config.min_chunk}, the longest chunk has "
+      f"{cache.lengths.max():,}"
+    )
+  return kept
+
+
+def _open_weights(
+  config: DataConfig,
+  cache: TokenCache,
+  kept: np.ndarray,
+  tokenizer: TextTokenizer | None,
+) -> StoredWeights | None:
+  """The stored weights of the chunks; None where the config names none."""
+  if not config.key_tokens:
+    return None
+  return stored_weights.open_weights(
+    store.read_store(config.key_tokens),
+    {cache.doc_ids[chunk]: cache.hashes[chunk] for chunk in kept},
+    form=config.stored_form,
+    chunk_len=config.seq_len,
+    tokenizer_fingerprint=tokenizer.fingerprint if tokenizer else "",
+    short_len=config.short_len,
+    stride=config.stride,
+    alpha=config.alpha,
+    beta=config.beta,
+    gamma=config.gamma,
+  )
+
+
+def _log_data(
+  config: DataConfig, cache: TokenCache, kept: np.ndarray, n_rows: int
+) -> None:
+  ids = cache.lengths[kept].sum()
+  logging.info(
+    "data: %s ids in %s rows of %s, %.1f %% of them padding; %s of %s chunks "
+    "are too short",
+    f"{ids:,}",
+    f"{n_rows:,}",
+    f"{config.seq_len + 1:,}",
+    100 - 100 * ids / (n_rows * (config.seq_len + 1)),
+    f"{len(cache) - len(kept):,}",
+    f"{len(cache):,}",
+  )
+
+
 def _plan_rows(
   config: DataConfig, cache: TokenCache, kept: np.ndarray
 ) -> list[np.ndarray]:
@@ -331,7 +366,9 @@ def _plan_rows(
     return list(kept[:, None])
   # RandomState: its streams are frozen for all versions of NumPy.
   order = np.random.RandomState(config.seed).permutation(len(kept))
-  packed = packing.pack(cache.lengths[kept], order, capacity=config.seq_len + 1)
+  packed = rows_lib.pack(
+    cache.lengths[kept], order, capacity=config.seq_len + 1
+  )
   return [kept[row] for row in packed]
 
 

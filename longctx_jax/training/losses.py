@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -170,15 +171,25 @@ def fused_longce(
   return total, sums["targets"], sums
 
 
-def _given(log_p, weights):
+def _given(
+  log_p: Float[Array, "B T"], weights: Float[Array, "B T"]
+) -> Float[Array, "B T"]:
   return weights.astype(jnp.float32)
 
 
-def _count(mask):
+def _count(mask: Bool[Array, "B T"]) -> Float[Array, ""]:
   return jnp.sum(mask, dtype=jnp.float32)
 
 
-def _sums(total, log_p, weights, loss_mask, scored, clipped, key):
+def _sums(
+  total: Float[Array, ""],
+  log_p: Float[Array, "B T"],
+  weights: Float[Array, "B T"],
+  loss_mask: Bool[Array, "B T"],
+  scored: Bool[Array, "B T"],
+  clipped: Bool[Array, "B T"],
+  key: Bool[Array, "B T"],
+) -> dict[str, Array]:
   return {
     "targets": _count(loss_mask),
     "nll": -jnp.sum(jnp.where(loss_mask, log_p, 0.0)),
@@ -215,8 +226,15 @@ def _sweep(
 
 
 def _sweep_forward(
-  weigh, softcap, chunk, hidden, head, targets, loss_mask, columns
-):
+  weigh: Callable[..., Array],
+  softcap: float,
+  chunk: int,
+  hidden: Float[Array, "B T D"],
+  head: Float[Array, "V D"],
+  targets: Int[Array, "B T"],
+  loss_mask: Bool[Array, "B T"],
+  columns: tuple[Array, ...],
+) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
   """The sweep with, as what the backward pass needs, the gradients."""
   batch, length, dim = hidden.shape
   chunk = min(chunk, length)
@@ -227,15 +245,17 @@ def _sweep_forward(
   rows = sharding.BATCH_AXES if shards > 1 else None
   gathered = sharding.constrain(head, "tensor", None)
 
-  def split(x):
+  def split(x: Array) -> Array:
     """[B, T, ...] -> [chunks, B, chunk, ...]."""
     x = jnp.pad(x, ((0, 0), (0, -length % chunk), *((0, 0),) * (x.ndim - 2)))
     return x.reshape(batch, -1, chunk, *x.shape[2:]).swapaxes(0, 1)
 
-  def join(x):
+  def join(x: Array) -> Array:
     return x.swapaxes(0, 1).reshape(batch, -1, *x.shape[3:])[:, :length]
 
-  def of_chunk(d_head, xs):
+  def of_chunk(
+    d_head: Float[Array, "S V D"], xs: tuple[Any, ...]
+  ) -> tuple[Array, tuple[Array, Array, Array]]:
     hidden, targets, loss_mask, columns = xs
     logits = log_probs.soft_cap(
       jnp.einsum(
@@ -279,7 +299,13 @@ def _sweep_forward(
   return (total, log_p, weights), saved
 
 
-def _sweep_backward(weigh, softcap, chunk, saved, cotangents):
+def _sweep_backward(
+  weigh: Callable[..., Array],
+  softcap: float,
+  chunk: int,
+  saved: tuple[Array, Array, Array],
+  cotangents: tuple[Array, Array, Array],
+) -> tuple[Array | None, ...]:
   d_hidden, d_head, like_head = saved
   d_total = cotangents[0]
   return (

@@ -14,6 +14,7 @@ import numpy as np
 import tensorboardX
 from absl import logging
 
+from longctx_jax.runtime import files
 from longctx_jax.runtime.progress import StepClock
 
 _RATIOS = {
@@ -71,9 +72,7 @@ class MetricLog:
       for line in _whole_lines(self._path)
       if json.loads(line)["step"] <= after
     ]
-    temporary = self._path.with_name(self._path.name + ".tmp")
-    temporary.write_text("".join(kept))
-    os.replace(temporary, self._path)
+    files.write_text(self._path, "".join(kept))
     self._file = self._path.open("a")
     self._events = tensorboardX.SummaryWriter(
       str(self._path.parent / "tensorboard"), purge_step=after + 1
@@ -107,7 +106,7 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
   return [json.loads(line) for line in _whole_lines(path)]
 
 
-def _whole_lines(path):
+def _whole_lines(path: pathlib.Path) -> list[str]:
   lines = path.read_text().splitlines(keepends=True) if path.exists() else []
   return [line for line in lines if line.endswith("\n")]
 

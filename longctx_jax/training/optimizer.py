@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import optax
@@ -97,7 +98,7 @@ def decays(params: optax.Params) -> optax.Params:
   its rows get no gradient in a step and would only shrink.
   """
 
-  def of_path(path, leaf):
+  def of_path(path: tuple[Any, ...], leaf: jax.Array) -> bool:
     del leaf
     names = [str(key.key) for key in path if hasattr(key, "key")]
     return names[-1] in ("kernel", "output")

@@ -57,6 +57,25 @@ def pack(
   return [np.array(row, np.int64) for row in rows]
 
 
+def require_batch_size(batch_size: int, *, accumulate: int, ways: int) -> None:
+  """Raises ValueError unless parts and devices share a batch evenly.
+
+  Args:
+    batch_size: rows of a step.
+    accumulate: parts of a batch, one after the other.
+    ways: shards of the mesh's batch axes, among which a part is split.
+  """
+  unit = accumulate * ways
+  if batch_size % unit:
+    below = batch_size - batch_size % unit
+    nearest = " or ".join(str(size) for size in (below, below + unit) if size)
+    raise ValueError(
+      f"batch_size={batch_size} rows are not a multiple of "
+      f"accumulate={accumulate} times the {ways} shards of the mesh's batch "
+      f"axes: take {nearest}"
+    )
+
+
 def max_windows(seq_len: int, *, short_len: int, stride: int) -> int:
   """Most windows that a row can have, of one document or of several.
 

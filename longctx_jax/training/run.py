@@ -6,139 +6,35 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 from absl import logging
-from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from longctx_jax.checkpoints import export, hub, loading
 from longctx_jax.key_tokens import store as store_lib
-from longctx_jax.model import attention, flops, sharding
+from longctx_jax.model import flops, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.runtime import settings
 from longctx_jax.runtime.processes import STATUS, Preemption
 from longctx_jax.runtime.progress import StepClock
 from longctx_jax.text import corpus
+from longctx_jax.text.tokenizer import TextTokenizer
 from longctx_jax.training import (
   checkpoint,
   data,
   metrics,
   optimizer,
+  program,
   rows,
   validation,
 )
 from longctx_jax.training import config as config_lib
-from longctx_jax.training import metrics as metrics_lib
 from longctx_jax.training import state as state_lib
-from longctx_jax.training import step as step_lib
 from longctx_jax.training.state import TrainState
-
-
-def compile_step(
-  config: ConfigDict, model: LoadedModel, state: Any, batch: Any
-) -> jax.stages.Compiled:
-  """The compiled step of a run; this is where training is jitted.
-
-  Args:
-    config: as configs/llama2_7b.py.
-    model: graphdef, facts and mesh; its parameters are not read.
-    state: `TrainState` of arrays, or of shapes with shardings.
-    batch: the arrays of a batch, or their shapes with shardings.
-  """
-  dtype = config_lib.compute_dtype(config)
-  backend = config.model.backend
-  if backend == "auto":
-    backend = attention.choose_backend(
-      model.config, dtype=dtype.name, packed=config.data.packing
-    )
-  step = step_lib.make_train_step(
-    model,
-    optimizer.make_optimizer(
-      config_lib.optimizer_config(config), config.optimizer.steps
-    ),
-    config_lib.loss_config(config),
-    compute_dtype=dtype,
-    accumulate=config.optimizer.accumulate,
-    backend=backend,
-    remat=config.model.remat,
-  )
-  whole = NamedSharding(model.mesh, PartitionSpec())
-  return compile_on(
-    model.mesh,
-    step,
-    state,
-    batch,
-    donate_argnums=0,  # The old state and the new one would not fit together.
-    # Sums are read by the host; the state stays where it was placed.
-    out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), whole),
-  )
-
-
-def compile_on(
-  mesh: jax.sharding.Mesh,
-  function: Callable[..., Any],
-  *arguments: Any,
-  **options: Any,
-) -> jax.stages.Compiled:
-  """Compiles a function for a mesh; says what it takes of a device.
-
-  Args:
-    mesh: in use while the function is traced.
-    function: pure.
-    *arguments: arrays, or shapes with shardings.
-    **options: of `jax.jit`.
-  """
-  start = time.monotonic()
-  with jax.set_mesh(mesh):
-    compiled = jax.jit(function, **options).lower(*arguments).compile()
-  memory = compiled.memory_analysis()
-  logging.info(
-    "compiled %s in %.1f s: %.2f GiB of arguments and %.2f GiB of temporaries "
-    "per device",
-    function.__name__,
-    time.monotonic() - start,
-    memory.argument_size_in_bytes / 2**30,
-    memory.temp_size_in_bytes / 2**30,
-  )
-  return compiled
-
-
-def describe_state(
-  model: LoadedModel, rule: optax.GradientTransformation
-) -> TrainState:
-  """Shapes and shardings of a state; the model may hold shapes only."""
-  shapes = jax.eval_shape(
-    lambda params: state_lib.create(
-      dataclasses.replace(model, params=params), rule
-    ),
-    model.params,
-  )
-  placed = state_lib.shardings(shapes, model.config, model.mesh)
-  return jax.tree.map(
-    lambda leaf, where: jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype, sharding=where
-    ),
-    shapes,
-    placed,
-  )
-
-
-def place_batch(
-  batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh
-) -> dict[str, jax.Array]:
-  """This process's rows of a batch, onto the mesh."""
-  split = sharding.batch_sharding(mesh)
-  return {
-    name: jax.make_array_from_process_local_data(split, array)
-    for name, array in batch.items()
-  }
 
 
 def train(
@@ -157,7 +53,7 @@ def train(
   Raises:
     ValueError: settings that no run can have, a workdir of another run, or a
       model that could not be exported; before the first step.
-    reporter.Diverged: a loss that is not finite; the last checkpoint is good.
+    metrics.Diverged: a loss that is not finite; the last checkpoint is good.
     SystemExit: SIGTERM came, and the state was saved.
   """
   config_lib.check_config(config)
@@ -202,13 +98,18 @@ class _Run:
   # Found once: the hub may be gone, or newer, when the run ends.
   origin: pathlib.Path
 
-  def model_now(self):
+  def model_now(self) -> LoadedModel:
     return dataclasses.replace(self.model, params=self.state.params)
 
 
-def _start(config, saved, workdir):
+def _start(
+  config: ConfigDict, saved: checkpoint.Checkpoints, workdir: pathlib.Path
+) -> _Run:
   """The run as its last checkpoint left it, or at step 0."""
   mesh = sharding.make_mesh(dict(config.mesh))
+  data_config = config_lib.data_config(config, workdir)
+  # What is missing is said before weights are read.
+  documents = data.open_corpus(data_config)
   step = saved.steps[-1] if saved.steps else 0
   meta = saved.read_meta(step) if saved.steps else None
   if meta:
@@ -223,7 +124,7 @@ def _start(config, saved, workdir):
     config_lib.optimizer_config(config), config.optimizer.steps
   )
   if meta:
-    state = saved.restore(step, describe_state(model, rule))
+    state = saved.restore(step, program.describe_state(model, rule))
     logging.info("going on after step %d", step)
   else:
     state = state_lib.create(model, rule)
@@ -231,8 +132,9 @@ def _start(config, saved, workdir):
     shapes = jax.tree.map(jax.typeof, model.params)
     model = dataclasses.replace(model, params=shapes)
   pipeline = data.open_training_data(
-    config_lib.data_config(config, workdir),
+    data_config,
     _tokenizer(config, model),
+    corpus=documents,
     with_lengths=bool(model.config.rope_by_length),
   )
   if pipeline.num_steps < config.optimizer.steps:
@@ -246,13 +148,19 @@ def _start(config, saved, workdir):
   return _Run(model, state, iterator, step, origin)
 
 
-def _tokenizer(config, model):
+def _tokenizer(config: ConfigDict, model: LoadedModel) -> TextTokenizer | None:
   """Token ids need none, unless weights are to be put onto their text."""
   ids_alone = config.data.ids_column and not config.data.key_tokens
   return None if ids_alone else model.tokenizer
 
 
-def _loop(config, run, saved, log, preemption):
+def _loop(
+  config: ConfigDict,
+  run: _Run,
+  saved: checkpoint.Checkpoints,
+  log: metrics.MetricLog,
+  preemption: Preemption,
+) -> None:
   """Steps up to the last, or to a preemption.
 
   Sums are read after the next step is dispatched.
@@ -261,7 +169,7 @@ def _loop(config, run, saved, log, preemption):
   identity = config_lib.identity(config)
   examine = _examiner(config, run, log)
   clock = StepClock(total)
-  report = metrics_lib.Reporter(
+  report = metrics.Reporter(
     log,
     clock,
     total=total,
@@ -276,10 +184,10 @@ def _loop(config, run, saved, log, preemption):
     with clock.pause():
       examine(run)
   while run.step < total:
-    batch = place_batch(next(run.iterator), run.model.mesh)
+    batch = program.place_batch(next(run.iterator), run.model.mesh)
     if compiled is None:
       with clock.pause():
-        compiled = compile_step(config, run.model, run.state, batch)
+        compiled = program.compile_step(config, run.model, run.state, batch)
     with jax.transfer_guard("disallow"):
       run.state, sums = compiled(run.state, batch)
     run.step += 1
@@ -302,13 +210,15 @@ def _loop(config, run, saved, log, preemption):
             run.step,
             run.state,
             data=run.iterator.get_state(),
-            settings=identity,
+            identity=identity,
           )
     if due:
       return
 
 
-def _utilisation(config, model):
+def _utilisation(
+  config: ConfigDict, model: LoadedModel
+) -> Callable[[float], float | None]:
   """MFU as a function of steps per second; None where no peak is known."""
   peak = flops.peak_flops(jax.devices()[0].device_kind)
   if peak is None:
@@ -326,7 +236,9 @@ def _utilisation(config, model):
   return lambda rate: done * rate / (peak * jax.device_count())
 
 
-def _examiner(config, run, log) -> Callable[[_Run], None]:
+def _examiner(
+  config: ConfigDict, run: _Run, log: metrics.MetricLog
+) -> Callable[[_Run], None]:
   """Evaluates a run on the held-out key tokens; nothing where none are."""
   if not config.eval.every:
     return lambda run: None
@@ -343,7 +255,7 @@ def _examiner(config, run, log) -> Callable[[_Run], None]:
     backend=config.model.backend,
   )
 
-  def examine(run):
+  def examine(run: _Run) -> None:
     found = held.evaluate(run.model_now())
     log.write(
       run.step,
@@ -358,7 +270,9 @@ def _examiner(config, run, log) -> Callable[[_Run], None]:
   return examine
 
 
-def _rehearse_export(config, run, workdir):
+def _rehearse_export(
+  config: ConfigDict, run: _Run, workdir: pathlib.Path
+) -> None:
   """A long run must not fail at its end."""
   if any(table.rope_type == "eabf" for table in run.model.config.ropes):
     logging.warning(
@@ -369,7 +283,12 @@ def _rehearse_export(config, run, workdir):
   _export(run, workdir, export.rehearse, config)
 
 
-def _export(run, workdir, write, config):
+def _export(
+  run: _Run,
+  workdir: pathlib.Path,
+  write: Callable[..., None],
+  config: ConfigDict,
+) -> None:
   write(
     export.ParameterSource(run.state.params, run.model.config),
     run.model.config,

@@ -47,7 +47,7 @@ def create(
   is donated.
   """
 
-  def init(params):
+  def init(params: nnx.State) -> TrainState:
     params = jax.tree.map(lambda p: p.astype(jnp.float32), params)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
@@ -83,7 +83,9 @@ def shardings(state: TrainState, config: ModelConfig, mesh: Mesh) -> TrainState:
   by_name = partition.parameter_shardings(config, shapes, mesh)
   everywhere = NamedSharding(mesh, PartitionSpec())
 
-  def place(path, leaf):
+  def place(
+    path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct | jax.Array
+  ) -> NamedSharding:
     name = _parameter_name(path)
     mirrors = name in shapes and leaf.shape == shapes[name]
     return by_name[name] if mirrors else everywhere

@@ -14,18 +14,23 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from longctx_jax.model import log_probs, parameters, partition, sharding
+from longctx_jax.model import (
+  defaults,
+  log_probs,
+  parameters,
+  partition,
+  sharding,
+)
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper import windows
 from longctx_jax.training import losses
+from longctx_jax.training import rows as rows_lib
 from longctx_jax.training.state import TrainState
 
 WEIGHTS = ("none", "live", "stored")
 
 
 Batch = dict[str, Array]
-
-
 Sums = dict[str, Array]
 
 
@@ -44,8 +49,8 @@ class LossConfig:
     alpha: LSD threshold of the key tokens that are counted, nats.
     beta: LCL threshold of the same, nats.
     chunk: positions of each row whose logits are held at a time.
-    window_batch: windows per device in the short pass; 0 takes 1 on CPU, where
-      that is the fastest, and 4 elsewhere.
+    window_batch: windows per device in the short pass; 0:
+      `defaults.window_batch`.
   """
 
   weights: str = "live"
@@ -126,9 +131,7 @@ def make_train_step(
   # A copy of the parameters must not live as long as the step.
   model = dataclasses.replace(model, params=nnx.State({}))
   compute_dtype = jnp.dtype(compute_dtype)
-  # Float32 is meant to be float32: no bfloat16 or TF32 passes. Splash does not
-  # compile for bfloat16 under "highest".
-  precision = "highest" if compute_dtype == jnp.float32 else "default"
+  precision = defaults.matmul_precision(compute_dtype)
   add_up = functools.partial(
     _gradients,
     model=model,
@@ -155,15 +158,15 @@ def make_train_step(
   return train_step
 
 
-def _check_batch(batch, model, loss, accumulate):
+def _check_batch(
+  batch: Batch, model: LoadedModel, loss: LossConfig, accumulate: int
+) -> None:
   """Raises ValueError for a batch that does not fit; shapes only."""
-  rows = batch["inputs"].shape[0]
-  ways = sharding.batch_ways(model.mesh)
-  if rows % (accumulate * ways):
-    raise ValueError(
-      f"a batch of {rows} rows is not a multiple of accumulate={accumulate} "
-      f"times the {ways} shards of the mesh's batch axes"
-    )
+  rows_lib.require_batch_size(
+    batch["inputs"].shape[0],
+    accumulate=accumulate,
+    ways=sharding.batch_ways(model.mesh),
+  )
   needed = {
     "none": (),
     "live": ("window_start", "score_start", "score_end"),
@@ -180,17 +183,22 @@ def _check_batch(batch, model, loss, accumulate):
     )
 
 
-def _accumulate(add_up, params, batch, accumulate):
+def _accumulate(
+  add_up: Callable[[nnx.State, Batch], tuple[nnx.State, Sums]],
+  params: nnx.State,
+  batch: Batch,
+  accumulate: int,
+) -> tuple[nnx.State, Sums]:
   """Gradients and sums over the parts of a batch, float32."""
 
-  def run(part):
+  def run(part: Batch) -> tuple[nnx.State, Sums]:
     grads, sums = add_up(params, part)
     return jax.tree.map(lambda g: g.astype(jnp.float32), grads), sums
 
   if accumulate == 1:
     return run(batch)
 
-  def split(x):
+  def split(x: Array) -> Array:
     # Strided, so that each device keeps its own rows.
     x = x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
     tail = (None,) * (x.ndim - 2)
@@ -207,7 +215,15 @@ def _accumulate(add_up, params, batch, accumulate):
   return total
 
 
-def _gradients(params, batch, *, model, loss, backend, remat):
+def _gradients(
+  params: nnx.State,
+  batch: Batch,
+  *,
+  model: LoadedModel,
+  loss: LossConfig,
+  backend: str,
+  remat: bool,
+) -> tuple[nnx.State, Sums]:
   """(gradients of the loss summed over targets, sums) of a part."""
   if loss.weights == "live":
     short, short_mask = short_pass(
@@ -215,7 +231,7 @@ def _gradients(params, batch, *, model, loss, backend, remat):
     )
   head_options = dict(softcap=model.config.softcap, chunk=loss.chunk)
 
-  def total_of(params):
+  def total_of(params: nnx.State) -> tuple[Float[Array, ""], Sums]:
     transformer = nnx.merge(model.graphdef, params)
     hidden = transformer(
       batch["inputs"],
@@ -254,7 +270,7 @@ def _gradients(params, batch, *, model, loss, backend, remat):
   return _constrain(grads, model), sums
 
 
-def _constrain(grads, model):
+def _constrain(grads: nnx.State, model: LoadedModel) -> nnx.State:
   """Gradients lie as the parameters do: reduced and scattered at once."""
   if model.mesh.size == 1:
     return grads
@@ -310,7 +326,7 @@ def short_pass(
   scored = step < (score_end - score_start)[..., None]
   places = jnp.where(scored, score_start[..., None] - 1 + step, length)
 
-  def scatter(row, places, values):
+  def scatter(row: Array, places: Int[Array, "W d"], values: Array) -> Array:
     return row.at[places.reshape(-1)].set(values.reshape(-1), mode="drop")
 
   mask = jax.vmap(scatter)(jnp.zeros(short.shape, bool), places, scored)
@@ -323,7 +339,9 @@ def _cut_windows(batch: Batch, size: int) -> Int[Array, "B W size"]:
   # A slice that reached past the end would be shifted silently.
   ids = jnp.pad(ids, ((0, 0), (0, size)))
 
-  def cut(row, starts):
+  def cut(
+    row: Int[Array, " P"], starts: Int[Array, " W"]
+  ) -> Int[Array, "W size"]:
     return jax.vmap(
       lambda start: jax.lax.dynamic_slice_in_dim(row, start, size)
     )(starts)
@@ -331,16 +349,22 @@ def _cut_windows(batch: Batch, size: int) -> Int[Array, "B W size"]:
   return jax.vmap(cut)(ids, batch["window_start"])
 
 
-def _score_windows(params, ids, lengths, model, loss, backend):
+def _score_windows(
+  params: nnx.State,
+  ids: Int[Array, "B W size"],
+  lengths: Int[Array, "B W"],
+  model: LoadedModel,
+  loss: LossConfig,
+  backend: str,
+) -> Float[Array, "B W d"]:
   """Log-probs of the last `stride` ids of each window [B, W, stride]."""
   rows, count, _ = ids.shape
   ways = sharding.batch_ways(model.mesh)
   own = rows // ways * count  # windows of a device
-  automatic = 1 if jax.default_backend() == "cpu" else 4
-  at_once = min(loss.window_batch or automatic, own)
+  at_once = min(defaults.window_batch(loss.window_batch), own)
   steps = -(-own // at_once)
 
-  def pool(x):
+  def pool(x: Array) -> Array:
     """[B, W, ...] -> [steps, ways * at_once, ...], split over the devices."""
     tail = x.shape[2:]
     x = x.reshape(ways, own, *tail)
@@ -354,7 +378,7 @@ def _score_windows(params, ids, lengths, model, loss, backend):
   transformer = nnx.merge(model.graphdef, params)
   first = loss.short_len
 
-  def of_group(xs):
+  def of_group(xs: tuple[Array, Array]) -> Float[Array, "G d"]:
     ids, lengths = xs
     hidden = transformer(
       ids[:, :-1],

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from longctx_jax.key_tokens import record
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
+from longctx_jax.runtime import settings
 
 FORMS = ("hard", "soft")
 _SAMPLED_CHUNKS = 64
@@ -129,19 +130,19 @@ def open_weights(
     raise ValueError(f"stored_form={form!r} is not one of {', '.join(FORMS)}")
   if not gamma >= 1:
     raise ValueError(f"gamma={gamma}: stored weights are from 1 to gamma")
-  _require(
-    store.manifest,
+  _require_manifest(
+    store,
     {"chunk_len": chunk_len, "chunk_tokenizer": tokenizer_fingerprint},
-    "the key-token store cuts documents otherwise",
-    f"Score with --chunk_len {chunk_len} and --chunk_tokenizer of the model in "
-    "training",
+    problem="cuts documents otherwise",
+    remedy=f"Score with --chunk_len {chunk_len} and --chunk_tokenizer of the "
+    "model in training",
   )
   named = {"short_len": short_len, "stride": stride}
-  _require(
-    store.manifest,
+  _require_manifest(
+    store,
     {name: value for name, value in named.items() if value},
-    "the key-token store was scored with other windows",
-    "Set the loss to the store's, or score again",
+    problem="was scored with other windows",
+    remedy="Set the loss to the store's, or score again",
   )
   if form == "hard":
     record.require_spans(store.manifest)
@@ -172,18 +173,25 @@ def _weigh(keys: KeyTokens, form: str, gamma: float) -> tuple[Any, Any]:
   return np.clip(capped, 1.0, gamma), keys.offsets
 
 
-def _require(manifest, expected, problem, remedy):
-  different = [
-    f"{name} is {manifest[name] if name in manifest else 'absent'} there and "
-    f"{value} here"
-    for name, value in expected.items()
-    if name not in manifest or manifest[name] != value
-  ]
-  if different:
-    raise ValueError(f"{problem}: {'; '.join(different)}. {remedy}")
+def _require_manifest(
+  store: KeyTokenStore,
+  expected: Mapping[str, Any],
+  *,
+  problem: str,
+  remedy: str,
+) -> None:
+  """Compares some fields of the manifest."""
+  manifest = store.manifest
+  settings.require_same(
+    {name: manifest[name] for name in expected if name in manifest},
+    expected,
+    where="the key-token store",
+    problem=problem,
+    remedy=remedy,
+  )
 
 
-def _require_chunks(store, chunks):
+def _require_chunks(store: KeyTokenStore, chunks: Mapping[str, str]) -> None:
   known = store.hashes
   problems = {
     "are missing in it": [i for i in chunks if i not in known],

@@ -16,7 +16,7 @@ from support import family_cases
 from support.command_line import ROOT
 
 from longctx_jax import testing
-from longctx_jax.checkpoints import checked, convert, loading
+from longctx_jax.checkpoints import convert, loading
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, sharding
 

@@ -12,11 +12,11 @@ from support import family_cases
 
 from longctx_jax import testing
 from longctx_jax.checkpoints import (
-  checked,
   convert,
   export,
   folder_files,
   loading,
+  weights,
 )
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import sharding
@@ -44,7 +44,7 @@ def test_what_was_loaded_comes_out_bit_equal(name, dtype, tmp_path):
   """Cases G5, G9: tensors have their names, shapes and bits again."""
   config, source = family_source(name)
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
-  _, params = checked.load_parameters(source, config, dtype=dtype, mesh=mesh)
+  _, params = weights.load_parameters(source, config, dtype=dtype, mesh=mesh)
   back = export.ParameterSource(params, config)
   export.write_folder(back, config, tmp_path / "out", dtype=dtype, origin=None)
   found = tensors_in(tmp_path / "out")
@@ -55,7 +55,7 @@ def test_what_was_loaded_comes_out_bit_equal(name, dtype, tmp_path):
   again = loading.open_source(tmp_path / "out")
   assert config_json.from_hf(again.config, source="again") == config
   assert again.config["dtype"] == np.dtype(dtype).name
-  assert checked.checksum(again) == checked.checksum(back)
+  assert weights.checksum(again) == weights.checksum(back)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from flax import nnx
 from support import family_cases
 from support.checks import one_device_mesh
 
-from longctx_jax.checkpoints import checked, hf_folder
+from longctx_jax.checkpoints import hf_folder, weights
 from longctx_jax.checkpoints.facts import config_json
 
 torch = pytest.importorskip("torch")
@@ -59,7 +59,7 @@ def ragged_rows(vocab_size):
 def load(folder):
   source = hf_folder.SafetensorsSource(folder)
   config = config_json.from_hf(source.config, source=str(folder))
-  graphdef, params = checked.load_parameters(
+  graphdef, params = weights.load_parameters(
     source, config, dtype=np.float32, mesh=one_device_mesh()
   )
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from longctx_jax import testing
-from longctx_jax.checkpoints import checked, export, tensor_map
+from longctx_jax.checkpoints import export, tensor_map, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters
 
@@ -59,7 +59,7 @@ class CheapSource:
   def __init__(self, config):
     shapes = parameters.parameter_shapes(config)
     table = tensor_map.parameter_table(config, shapes)
-    self.shapes = checked.tensor_shapes(table, shapes)
+    self.shapes = weights.tensor_shapes(table, shapes)
     self.config = config_json.to_hf(config)
 
   def read(self, name, index=()):

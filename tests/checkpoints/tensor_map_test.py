@@ -15,9 +15,7 @@ from longctx_jax.model.transformer import Transformer
 
 def table_of(name):
   config = config_json.from_hf(family_cases.CASES[name], source=name)
-  abstract = nnx.eval_shape(
-    lambda: Transformer(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
-  )
+  abstract = nnx.eval_shape(lambda: Transformer(config, dtype=jnp.float32))
   params = parameters.flatten(nnx.state(abstract, nnx.Param))
   shapes = {name: leaf.shape for name, leaf in params.items()}
   return tensor_map.parameter_table(config, shapes), shapes

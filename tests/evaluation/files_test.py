@@ -3,11 +3,13 @@
 import dataclasses
 import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from longctx_jax.evaluation import files
-from longctx_jax.evaluation.results import DocumentResult, summarise
+from longctx_jax.evaluation.documents import DocumentResult
+from longctx_jax.evaluation.results import ModelResult, summarise
 from longctx_jax.runtime.settings import OtherSettings
 
 SETTINGS = {
@@ -111,17 +113,23 @@ def test_software_versions_are_no_other_settings(tmp_path):
 
 
 def test_a_number_that_json_has_not_is_refused_and_nothing_left(tmp_path):
-  files.write_result(tmp_path, {"name": "m", "ppl": 2.0})
+  result = ModelResult(name="m", ppl=2.0)
+  files.write_result(tmp_path, result)
+  # Where no field of the result is looked at, the writer is.
+  odd = dataclasses.replace(result, model={"scale": float("inf")})
   with pytest.raises(ValueError, match="JSON"):
-    files.write_result(tmp_path, {"name": "m", "ppl": float("inf")})
+    files.write_result(tmp_path, odd)
   path = tmp_path / "results" / "m.json"
-  assert json.loads(path.read_text()) == {"name": "m", "ppl": 2.0}
+  assert json.loads(path.read_text()) == result.to_json()
   assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_row_per_document_holds_sums_and_regions(tmp_path):
-  pooled = summarise(DOCUMENTS, protocol_name="paper", self_evaluated=False)
-  files.write_documents(tmp_path, "m", pooled)
+  result = summarise(
+    DOCUMENTS, protocol_name="paper", self_evaluated=False, name="m"
+  )
+  files.write_result(tmp_path, result)
+  assert files.load_results(tmp_path) == [result]
   table = pq.read_table(tmp_path / "documents" / "m.parquet").to_pydict()
   assert table["doc_id"] == [document.doc_id for document in DOCUMENTS]
   assert table["n_key_tokens"] == [3, 3, 0]
@@ -131,3 +139,61 @@ def test_a_row_per_document_holds_sums_and_regions(tmp_path):
   assert table["key_coverage"] == [0.75, None, None]
   assert table["longppl"][2] is None and table["ppl"][2] is None
   assert table["reason"] == ["", "", "too_short"]
+
+
+def write_old(tmp_path):
+  """What was written before a result was one value, field for field."""
+  for folder in ("results", "documents"):
+    (tmp_path / folder).mkdir()
+  pooled = {
+    "name": "old", "reason": "", "longppl": 2.5, "longppl_ci95": [2.0, None],
+    "longppl_ci95_reason": "", "ppl": 4.0, "protocol": "paper",
+    "self_evaluated": False, "n_tokens": 13, "null_reasons": {"too_short": 1},
+    "warnings": ["w"], "alpha": 2.0, "beta": -2.0,
+    "keys": {"alpha": 2.0, "beta": -2.0, "protocol": "paper"},
+    "model": {"attention": "full"}, "attention": "full", "n_reused": 0,
+    "seconds": 1.5, "tokens_per_second": None, "of_a_later_version": 1,
+  }  # fmt: skip
+  failed = {
+    "name": "broken", "reason": "failed: OSError: no file", "keys": {},
+    "longppl": None, "ppl": None,
+  }  # fmt: skip
+  for fields in (pooled, failed):
+    path = tmp_path / "results" / f"{fields['name']}.json"
+    path.write_text(json.dumps(fields))
+  rows = [document.to_row() for document in DOCUMENTS]
+  path = tmp_path / "documents" / "old.parquet"
+  pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def test_results_of_before_are_read(tmp_path):
+  write_old(tmp_path)
+  broken, old = files.load_results(tmp_path)
+  assert broken.failed and not broken.has_numbers
+  assert (old.longppl, old.longppl_ci95) == (2.5, (2.0, None))
+  assert (old.alpha, old.attention, old.warnings) == (2.0, "full", ("w",))
+  assert list(old.documents) == DOCUMENTS
+  assert old.n_truncated is None
+
+
+@pytest.mark.parametrize("name", ["name", "reason", "longppl", "ppl"])
+def test_a_result_without_a_field_is_refused_by_name(tmp_path, name):
+  write_old(tmp_path)
+  path = tmp_path / "results" / "old.json"
+  fields = json.loads(path.read_text())
+  del fields[name]
+  path.write_text(json.dumps(fields))
+  with pytest.raises(ValueError, match=rf"results/old\.json.*field '{name}'"):
+    files.load_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("name", "value"),
+  [("ppl", "4"), ("ppl", True), ("n_tokens", -1), ("n_tokens", 1.5)],
+)
+def test_a_value_that_no_result_has_is_refused_by_name(tmp_path, name, value):
+  write_old(tmp_path)
+  path = tmp_path / "results" / "old.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+  with pytest.raises(ValueError, match=rf"old\.json.*{name} is {value!r}"):
+    files.load_results(tmp_path)

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longctx_jax.evaluation import foreign
+from longctx_jax.evaluation import foreign, matched
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.record import make_key_tokens
 from longctx_jax.text import corpus
@@ -22,7 +22,7 @@ SHORT = np.array([np.nan, -1, -8, -8, -9.5])
 
 @pytest.fixture
 def documents(tmp_path):
-  """(store, corpus) of the document d and of an empty one."""
+  """The document d and an empty one, with their key tokens."""
   path = tmp_path / "corpus.jsonl"
   path.write_text(
     f'{{"id": "d", "text": "{TEXT}"}}\n{{"id": "e", "text": ""}}\n'
@@ -43,7 +43,7 @@ def documents(tmp_path):
   by_id = {row.doc_id: row for row in rows}
   hashes = {row.doc_id: row.text_sha256 for row in rows}
   store = store_lib.KeyTokenStore(MANIFEST, hashes, by_id.__getitem__)
-  return store, corpus.open_corpus(path)
+  return matched.match(store, corpus.open_corpus(path))
 
 
 @pytest.fixture
@@ -65,13 +65,13 @@ def write(tmp_path):
 
 
 def test_sums_are_over_the_tokens_inside_the_key_spans(documents, write):
-  pooled, scores = foreign.evaluate_log_probs(write(), *documents)
+  pooled = foreign.evaluate_log_probs(write(), documents)
   one, other = pooled.documents
   assert (one.n_key_tokens, one.key_nll_sum) == (2, 6.0)
   assert (one.n_tokens, one.nll_sum) == (5, 15.5)
   assert pooled.longppl == pytest.approx(np.exp(3))
   assert (other.doc_id, other.reason) == ("e", "empty")
-  assert not pooled.self_evaluated and len(scores) == 2
+  assert not pooled.self_evaluated and pooled.name == "lab--engine"
 
 
 def test_another_tokenization_is_projected_by_characters(documents, write):
@@ -80,23 +80,24 @@ def test_another_tokenization_is_projected_by_characters(documents, write):
     token_start=[3, 9, 17, 19, 22], token_end=[9, 17, 19, 22, 30],
     log_prob=[0.0, -9.0, -1.0, -2.0, -9.0],
   )  # fmt: skip
-  pooled, _ = foreign.evaluate_log_probs(file, *documents)
+  pooled = foreign.evaluate_log_probs(file, documents)
   assert pooled.longppl == pytest.approx(np.exp(1.5))
   assert pooled.key_coverage == 0.5
 
 
 def test_tokens_behind_the_scored_text_count_for_nobody(documents, write):
   """Case C5: the evaluator read less."""
-  store, texts = documents
   cut = make_key_tokens(
     doc_id="d", doc_index=0, text_sha256=corpus.text_sha256(TEXT), n_chars=25,
     n_tokens=4, n_tokens_full=5, n_eligible=3, offsets=OFFSETS[:4],
     long_log_probs=LONG[:4], short_log_probs=SHORT[:4], truncated=True,
     alpha=2.0, beta=-2.0, manifest=MANIFEST,
   )  # fmt: skip
+  store = documents.store
   rows = {"d": cut, "e": store.get("e")}
   store = store_lib.KeyTokenStore(MANIFEST, store.hashes, rows.__getitem__)
-  pooled, _ = foreign.evaluate_log_probs(write(), store, texts)
+  cut = matched.match(store, documents.corpus)
+  pooled = foreign.evaluate_log_probs(write(), cut)
   assert pooled.n_tokens == 4 and pooled.documents[0].nll_sum == 7.5
 
 
@@ -119,7 +120,7 @@ def test_a_file_that_does_not_fit_names_document_and_target(
   documents, write, changes, message
 ):
   with pytest.raises(ValueError, match=message):
-    foreign.evaluate_log_probs(write(**changes), *documents)
+    foreign.evaluate_log_probs(write(**changes), documents)
 
 
 def test_ids_may_be_numbers_and_still_stand_once(tmp_path, write):

@@ -12,7 +12,7 @@ from support.checks import one_device_mesh
 
 from longctx_jax import testing
 from longctx_jax.evaluation import passes
-from longctx_jax.evaluation.results import DocumentResult
+from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.key_tokens import record
 from longctx_jax.scoring import finder, protocol, scorer
 from longctx_jax.text import corpus
@@ -37,7 +37,7 @@ def keys_of_spans(spans, text, **changes):
     short_log_probs=None,
     alpha=2.0,
     beta=-2.0,
-    manifest={"detail": "spans"},
+    manifest={"detail": "spans", "evaluator": "E"},
   )
   made = record.make_key_tokens(**fields | changes)
   spans = np.array(spans, np.int64).reshape(-1, 2)
@@ -95,6 +95,7 @@ def expected_result(text, spans, tokens, log_probs):
     n_eligible=7,
     key_chars=len(characters(spans)),
     covered_chars=len(characters(spans) & characters(record)),
+    text_sha256=corpus.text_sha256(text),
   )
 
 
@@ -160,7 +161,7 @@ def test_the_first_token_is_scored_behind_a_bos(
   model, protocol_name, unscorable
 ):
   """Cases A8."""
-  manifest = {"protocol": protocol_name, "detail": "spans"}
+  manifest = {"protocol": protocol_name, "detail": "spans", "evaluator": "E"}
   keys = keys_of_spans([(0, 3)], TEXT, manifest=manifest)
   _, _, (done,) = evaluate(model, keys)
   assert done.result.n_unscorable_key == unscorable
@@ -388,12 +389,48 @@ def test_the_same_model_runs_where_it_reads_other_ids(
 
 def test_a_store_without_all_log_probs_or_facts_is_not_reused(model):
   keys = find(model)
-  slices = {"protocol": "strict", "detail": "spans"}
+  slices = {"protocol": "strict", "detail": "spans", "evaluator": "E"}
   for manifest in (keys.manifest | {"detail": "keys"}, slices):
     changed = dataclasses.replace(keys, manifest=manifest)
     run, recorder, _ = evaluate(model, changed)
     assert len(recorder.read) == 1 and run.reused == 0
     assert run.self_evaluated == (manifest is not slices)
+
+
+@pytest.mark.parametrize(
+  ("evaluator", "name", "same"),
+  [
+    ("Qwen2-72B-Instruct", "Qwen/Qwen2-72B-Instruct", True),
+    ("qwen2-72b-instruct", "models/Qwen2-72B-Instruct/", True),
+    ("Qwen2-72B-Instruct", "Qwen--Qwen2-72B-Instruct", True),
+    ("Qwen2-72B-Instruct", "Qwen/Qwen2-72B", False),
+  ],
+)
+def test_slice_files_are_known_by_their_evaluators_name(
+  model, evaluator, name, same
+):
+  """They name no weights, so a result of their evaluator is a finding of it."""
+  manifest = {"protocol": "strict", "detail": "spans", "evaluator": evaluator}
+  renamed = dataclasses.replace(model, name=name)
+  run = passes.Evaluation(Recorder(renamed), manifest)
+  assert run.self_evaluated == same
+  known = manifest | {"detail": "tokens", "checksum": "other"}
+  assert not passes.Evaluation(Recorder(renamed), known).self_evaluated
+
+
+def test_losses_are_compared_where_both_models_have_the_target():
+  """Places that one of the two lacks, and infinite losses, tell nothing."""
+  keys = record.make_key_tokens(
+    doc_id="d", doc_index=0, text_sha256="", n_chars=9, n_tokens=5,
+    n_tokens_full=5, n_eligible=5, offsets=[(0, 1), (1, 3), (3, 4), (4, 6),
+    (6, 9)], long_log_probs=[-1.0, -2.0, -4.0, -np.inf, -8.0],
+    short_log_probs=[-9.0] * 5, alpha=2.0, beta=-9.0, manifest={},
+  )  # fmt: skip
+  result = passes.document_result(
+    keys, "abcdefghi", np.array([(1, 3), (3, 4), (4, 6), (6, 8), (8, 9)]),
+    np.array([-2.5, -3.0, -1.0, -1.0, -1.0]),
+  )  # fmt: skip
+  assert (result.shared_nll_sum, result.shared_gap_sum) == (6.0, 1.5)
 
 
 def test_a_shorter_context_cuts_or_skips(model):

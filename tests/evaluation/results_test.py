@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longctx_jax.evaluation import results
-from longctx_jax.evaluation.results import DocumentResult
+from longctx_jax.evaluation import caveats, results
+from longctx_jax.evaluation.documents import DocumentResult
+from longctx_jax.evaluation.results import ModelResult
 
 
 def document(regions=((1.0,),), **changes):
@@ -86,7 +87,7 @@ def test_ppl_is_weighted_as_the_protocol_says():
 def test_perplexities_are_one_loss_over_several_counts(documents):
   """Cases J3: nats, tokens, words, bytes and bits fit each other."""
   documents = [*map(document, documents), EMPTY]
-  fields = results.pooled_fields(summarise(documents), [])
+  fields = summarise(documents).to_json()
   nll = fields["nll_sum_nats"]
   assert nll == pytest.approx(sum(d.nll_sum for d in documents))
   for name in ("token", "word", "byte"):
@@ -115,7 +116,7 @@ def test_nothing_is_counted_twice_or_lost():
     dataclasses.replace(EMPTY, reason="too_short"),
   ]
   scores = [{"n_near_threshold": 3}, {"n_near_threshold": 1}, {}]
-  fields = results.pooled_fields(summarise(documents), scores)
+  fields = summarise(documents, scores=scores).to_json()
   expected = {
     "n_documents": 5,
     "n_documents_eligible": 2,
@@ -138,13 +139,13 @@ def test_nothing_is_counted_twice_or_lost():
   "scores", [[], [{}], [{"n_near_threshold": None}, {"n_near_threshold": 2}]]
 )
 def test_an_unknown_count_near_the_thresholds_is_null(scores):
-  fields = results.pooled_fields(summarise([document()]), scores)
-  assert fields["n_near_threshold"] is None
+  result = summarise([document()], scores=scores)
+  assert result.n_near_threshold is None
 
 
 def test_the_share_of_the_top_five_documents():
   documents = [document([(1.0,) * n]) for n in (1, 2, 3, 4, 5, 6, 7)]
-  fields = results.pooled_fields(summarise(documents), [])
+  fields = summarise(documents).to_json()
   assert fields["top5_documents_share"] == 25 / 28
 
 
@@ -166,31 +167,82 @@ def test_the_commonest_reason_stands_for_all(reasons, expected):
   assert result.key_coverage is None
 
 
-def test_the_interval_resamples_documents_or_regions():
-  few = summarise([document([(1.0,)] * 3)] * 3)
+def texts(n, regions, **changes):
+  """Documents of n texts, in which each loss grows from text to text."""
+  return [
+    document(
+      [[loss + i for loss in region] for region in regions],
+      text_sha256=str(i), **changes,
+    )
+    for i in range(n)
+  ]  # fmt: skip
+
+
+def test_the_interval_says_what_it_speaks_of():
+  few = summarise(texts(3, [(1.0,)] * 3))
   assert (few.ci95, few.ci95_reason) == (None, "few_key_regions")
   assert few.n_key_regions == 9
-  some = summarise([document([(1.0,), (2.0,)])] * 5)
+  some = summarise(texts(3, [(1.0,), (2.0,)] * 2))
+  assert some.ci95_reason == "these texts only"
   assert some.ci95[0] < some.longppl < some.ci95[1]
-  # With eight documents it is they that are drawn: all alike, no spread.
-  many = summarise([document([(1.0,), (2.0,)])] * 8)
-  assert many.ci95 == pytest.approx((many.longppl,) * 2)
+  # Between documents that are alike there is no spread, whatever is in them.
+  alike = [document([(1.0,), (2.0,)], text_sha256=str(i)) for i in range(4)]
+  four = summarise(alike)
+  assert four.ci95_reason == ""
+  assert four.ci95 == pytest.approx((four.longppl,) * 2)
+
+
+@pytest.mark.parametrize("text_hash", ["a", ""])
+def test_copies_of_a_text_count_once_and_are_counted(text_hash):
+  """12 copies are one text: no interval over documents, and it is said."""
+  one = [(float(i),) for i in range(12)]
+  copies = [document(one, doc_id=str(i), text_sha256=text_hash)
+            for i in range(12)]  # fmt: skip
+  result = summarise([*copies, EMPTY, EMPTY])
+  single = summarise(copies[:1])
+  assert result.longppl == pytest.approx(single.longppl)
+  assert result.ci95_reason == single.ci95_reason == "these texts only"
+  assert result.ci95 == pytest.approx(single.ci95)
+  assert list(result.warnings) == [
+    "11 of 14 documents are copies of another: intervals count a text once"
+  ]
+
+
+@pytest.mark.parametrize(
+  ("gap", "near"), [(0.0, True), (0.05, True), (0.06, False)]
+)
+def test_a_model_with_the_evaluators_losses_is_the_evaluator(gap, near):
+  documents = [
+    document(text_sha256="a", shared_nll_sum=30.0, shared_gap_sum=20 * gap),
+    document(text_sha256="b", shared_nll_sum=10.0, shared_gap_sum=20 * gap),
+    EMPTY,
+  ]
+  result = summarise(documents)
+  assert result.self_evaluated == near
+  assert list(result.warnings) == near * [
+    f"its losses are the evaluator's to within {gap:.1%}: LongPPL is bounded "
+    "by construction"
+  ]
+  assert not summarise([document()]).self_evaluated
+  assert summarise([document()], self_evaluated=True).self_evaluated
 
 
 def test_the_printed_result():
   documents = [document([(0.5, 1.0)], covered_chars=3)]
   assert str(summarise(documents)) == (
-    f"LongPPL {math.exp(0.75):.2f}  PPL {math.exp(26.5 / 12):.2f}  "
+    f"LongPPL {math.exp(0.75):.2f} (no interval: few key regions)  "
+    f"PPL {math.exp(26.5 / 12):.2f}  "
     "keys 2 in 1 regions  coverage 0.50  paper"
   )
   assert str(summarise([EMPTY], "strict", self_evaluated=True)) == (
     "LongPPL none (empty)  PPL none  keys 0 in 0 regions  coverage none  "
     "strict  self-evaluated"
   )
-  many = summarise([document([(float(i),)] * 300) for i in range(10)])
-  low, high = many.ci95
-  assert f"[{low:.2f}, {high:.2f}]  PPL" in str(many)
-  assert "keys 3,000 in 3,000 regions" in str(many)
+  for n, label in [(3, " (these texts only)"), (10, "")]:
+    result = summarise(texts(n, [(2.0,)] * 400))
+    low, high = result.ci95
+    assert f"[{low:.2f}, {high:.2f}]{label}  PPL" in str(result)
+  assert "keys 4,000 in 4,000 regions" in str(result)
 
 
 def test_results_are_json_with_finite_numbers():
@@ -207,8 +259,9 @@ def test_results_are_json_with_finite_numbers():
   ppl = fields["documents"][1]["ppl"]
   assert ppl == pytest.approx(math.exp(2.5))
   assert fields["documents"][1]["longppl"] is None
-  pooled = results.pooled_fields(result, [{"n_near_threshold": 0}])
-  assert json.loads(json.dumps(pooled, allow_nan=False))
+  assert ModelResult.from_json(fields).to_json() == {
+    name: fields[name] for name in result.to_json()
+  }
 
 
 def near(value, *, above):
@@ -229,8 +282,7 @@ def test_warnings_of_the_key_tokens(scores, text, above):
   """Cases A14; 10 key tokens of 100 eligible ones, unless changed."""
   (changed,) = scores(above)
   one = {"n_key_tokens": 10, "copied_share": 0.0, "n_mirror": 0} | changed
-  result = summarise([document(n_eligible=100)])
-  found = results.warnings_of(result, [one])
+  found = summarise([document(n_eligible=100)], scores=[one]).warnings
   assert len(found) == above
   assert all(text in warning for warning in found)
 
@@ -243,8 +295,7 @@ def test_shares_are_over_the_key_tokens_of_all_documents():
     {"n_key_tokens": 0, "copied_share": None, "n_mirror": None},
     {},
   ]
-  result = summarise([document(n_eligible=100)])
-  copied, mirror = results.warnings_of(result, scores)
+  copied, mirror = caveats.find([document(n_eligible=100)], scores)
   assert copied.startswith("33% of the key tokens")
   assert mirror.startswith("23% as many tokens")
 
@@ -253,8 +304,7 @@ def test_shares_are_over_the_key_tokens_of_all_documents():
   ("covered", "warned"), [(90, False), (89, True), (100, False)]
 )
 def test_low_coverage_is_warned_of(covered, warned):
-  result = summarise([document(key_chars=100, covered_chars=covered)])
-  found = results.warnings_of(result, [])
+  found = caveats.find([document(key_chars=100, covered_chars=covered)], [])
   assert found == (
     [f"this tokenizer's tokens cover {covered}% of the key characters"]
     if warned
@@ -264,7 +314,6 @@ def test_low_coverage_is_warned_of(covered, warned):
 
 def test_cut_documents_are_warned_of():
   for truncated in (False, True):
-    result = summarise([document(), document(truncated=truncated)])
-    found = results.warnings_of(result, [])
+    cut = document(text_sha256="cut", truncated=truncated)
+    found = summarise([document(), cut]).to_json()["warnings"]
     assert found == ["documents were cut to this model's context"] * truncated
-    assert results.pooled_fields(result, [])["warnings"] == found

@@ -7,8 +7,8 @@ import pytest
 from support.checks import one_device_mesh
 
 from longctx_jax import testing
-from longctx_jax.evaluation import results
-from longctx_jax.evaluation.results import DocumentResult
+from longctx_jax.evaluation import caveats
+from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.model.rope import RopeConfig
 from longctx_jax.scoring import finder
 
@@ -66,7 +66,7 @@ def test_tables_that_differ_are_called_out(
 ):
   """Cases F5."""
   manifest = manifest_of(model, table, short_len=short_len)
-  found = results.rope_warnings(documents(*eligible), manifest)
+  found = caveats.rope_tables(documents(*eligible), manifest)
   if mixed is None:
     assert not found
     return
@@ -84,7 +84,7 @@ def test_only_length_dependent_tables_stand_in_the_manifest(model):
 
 def test_a_repeated_bos_is_part_of_a_window(model):
   paper = manifest_of(model, LONGROPE, short_len=48)
-  assert results.window_length(paper) == 64
+  assert caveats.window_length(paper) == 64
   strict = manifest_of(model, LONGROPE, short_len=48, protocol="strict")
-  assert results.window_length(strict) == 64
-  assert results.window_length(strict | {"bos": 1}) == 65
+  assert caveats.window_length(strict) == 64
+  assert caveats.window_length(strict | {"bos": 1}) == 65

@@ -5,10 +5,12 @@ import json
 import math
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import safetensors.numpy
 from support import definition
 from support.command_line import Killed, run
 from support.tiny_runs import (
@@ -32,6 +34,7 @@ from longctx_jax.key_tokens import store
 from longctx_jax.report import comparison
 from longctx_jax.scoring import run as score
 from longctx_jax.scoring import setup
+from longctx_jax.text import corpus as corpus_lib
 
 TEXTS = make_texts()
 # Of the run, not of the model: a repeated run may take other ones.
@@ -74,9 +77,9 @@ def open_store(made):
   return store.read_store(made / "keys" / "key_tokens")
 
 
-def numbers(result):
+def numbers(fields):
   """The fields that belong to the model and not to the run."""
-  return {n: v for n, v in result.items() if n not in OF_THE_RUN}
+  return {n: v for n, v in fields.items() if n not in OF_THE_RUN}
 
 
 def read_strict(path):
@@ -110,15 +113,13 @@ def test_longppl_and_ppl_are_those_of_the_definition(tmp_path, made, config):
     n_keys += key.sum()
     means.append(nll.mean())
     ids_of.append(len(ids))
-  assert result["n_key_tokens"] == n_keys
-  assert result["longppl"] == pytest.approx(
-    math.exp(key_nll / n_keys), rel=1e-5
-  )
+  assert result.n_key_tokens == n_keys
+  assert result.longppl == pytest.approx(math.exp(key_nll / n_keys), rel=1e-5)
   ppl = math.exp(np.average(means, weights=ids_of))
-  assert result["ppl"] == pytest.approx(ppl, rel=1e-5)
-  assert result["key_nll_sum_nats"] == pytest.approx(key_nll, rel=1e-5)
-  assert result["n_tokens"] == sum(ids_of) - len(TEXTS)
-  assert result["n_documents"] == result["n_documents_eligible"] == len(TEXTS)
+  assert result.ppl == pytest.approx(ppl, rel=1e-5)
+  assert result.key_nll_sum_nats == pytest.approx(key_nll, rel=1e-5)
+  assert result.n_tokens == sum(ids_of) - len(TEXTS)
+  assert result.n_documents == result.n_documents_eligible == len(TEXTS)
 
 
 def test_one_failed_model_is_a_row_and_the_others_go_on(tmp_path, made, config):
@@ -129,14 +130,14 @@ def test_one_failed_model_is_a_row_and_the_others_go_on(tmp_path, made, config):
     str(path) for path in (made / "m1", broken, made / "none", made / "m2")
   )
   found = run_lib.evaluate(config, workdir=tmp_path / "w")
-  assert [r["name"] for r in found] == ["m1", "broken", "none", "m2"]
-  assert [r["longppl"] is None for r in found] == [False, True, True, False]
+  assert [r.name for r in found] == ["m1", "broken", "none", "m2"]
+  assert [r.longppl is None for r in found] == [False, True, True, False]
   for result in found[1:3]:
-    assert result["reason"].startswith("failed: FileNotFoundError: ")
-    assert result["name"] in result["reason"]
-  assert found[0]["ppl"] != found[3]["ppl"]
+    assert result.reason.startswith("failed: FileNotFoundError: ")
+    assert result.name in result.reason
+  assert found[0].ppl != found[3].ppl
   loaded = files.load_results(tmp_path / "w")
-  assert {r["name"] for r in loaded} == {r["name"] for r in found}
+  assert {r.name for r in loaded} == {r.name for r in found}
   for fmt in ("text", "markdown", "csv", "latex"):
     table = comparison.compare_table(loaded, fmt=fmt, baseline="m1")
     assert "m2" in table and "failed: FileNotFoundError" in table
@@ -150,9 +151,9 @@ def test_a_failure_takes_nobodys_results(tmp_path, made, config):
   run_lib.check_finished([first])
   (copied / "model.safetensors").unlink()
   (second,) = run_lib.evaluate(config, workdir=tmp_path / "w")
-  assert second["reason"].startswith("failed: ")
+  assert second.reason.startswith("failed: ")
   (kept,) = files.load_results(tmp_path / "w")
-  assert kept["ppl"] == first["ppl"]
+  assert kept.ppl == first.ppl
   with pytest.raises(ValueError, match="1 of 2 models failed: m1$"):
     run_lib.check_finished([first, second])
 
@@ -162,14 +163,15 @@ def test_files_hold_finite_numbers_that_agree_with_each_other(
 ):
   (result,) = run_lib.evaluate(config, workdir=tmp_path)
   written = read_strict(tmp_path / "results" / "m1.json")
-  assert written == json.loads(json.dumps(result))
+  assert written == json.loads(json.dumps(result.to_json()))
   assert written["model"]["name"] == str(made / "m1")
   assert written["keys"] == open_store(made).manifest
   assert (written["alpha"], written["beta"]) == (ALPHA, BETA)
   assert written["seconds"] > 0 and written["tokens_per_second"] > 0
   (loaded,) = files.load_results(tmp_path)
-  documents = loaded["documents"]
-  assert documents["doc_id"].tolist() == ["d0", "d1", "d2", "d3"]
+  assert loaded == result
+  rows = [document.to_row() for document in loaded.documents]
+  assert [row["doc_id"] for row in rows] == ["d0", "d1", "d2", "d3"]
   for total, column in (
     ("n_key_tokens", "n_key_tokens"),
     ("n_key_regions", "n_key_regions"),
@@ -178,7 +180,8 @@ def test_files_hold_finite_numbers_that_agree_with_each_other(
     ("nll_sum_nats", "nll_sum"),
     ("key_nll_sum_nats", "key_nll_sum"),
   ):
-    assert written[total] == pytest.approx(documents[column].sum(), rel=1e-12)
+    found = sum(row[column] for row in rows)
+    assert written[total] == pytest.approx(found, rel=1e-12)
   bits = written["nll_sum_nats"] / written["n_bytes"] / math.log(2)
   assert written["bits_per_byte"] == pytest.approx(bits, rel=1e-12)
 
@@ -210,7 +213,22 @@ def test_documents_match_by_id_whatever_their_order(tmp_path, made, config):
   path.write_text("".join(lines[::-1]))
   config.data.sources = (str(path),)
   found = run_lib.evaluate(config, workdir=tmp_path / "mixed")
-  assert numbers(found[0]) == numbers(expected[0])
+  assert numbers(found[0].to_json()) == numbers(expected[0].to_json())
+
+
+def test_texts_are_hashed_once_however_many_models(
+  tmp_path, made, config, monkeypatch
+):
+  hashed, digest = [], corpus_lib.text_sha256
+
+  def counted(text):
+    hashed.append(text)
+    return digest(text)
+
+  monkeypatch.setattr(corpus_lib, "text_sha256", counted)
+  config.models = (str(made / "m1"), str(made / "m2"))
+  run_lib.evaluate(config, workdir=tmp_path)
+  assert hashed == TEXTS
 
 
 @pytest.mark.parametrize(
@@ -239,16 +257,16 @@ def test_thresholds_are_swept_without_the_evaluator(
   for alpha in (0.25, ALPHA, 1.0, 50.0):
     config.longppl.alpha = alpha
     (result,) = run_lib.evaluate(config, workdir=tmp_path / f"a{alpha}")
-    counts.append(result["n_key_tokens"])
-    assert result["alpha"] == result["keys"]["alpha"] == alpha
+    counts.append(result.n_key_tokens)
+    assert result.alpha == result.keys["alpha"] == alpha
   assert counts[0] > counts[1] > counts[2] > counts[3] == 0
-  assert result["null_reasons"] == {"no_key_tokens": 4}
-  assert result["longppl"] is None and result["ppl"] is not None
+  assert result.null_reasons == {"no_key_tokens": 4}
+  assert result.longppl is None and result.ppl is not None
   assert loaded == [str(made / "m1")] * 4
   config.longppl.alpha = 1.0
   config.evaluator, config.key_tokens = str(made / "m0"), ""
   (anew,) = run_lib.evaluate(config, workdir=tmp_path / "anew")
-  assert anew["n_key_tokens"] == counts[2]
+  assert anew.n_key_tokens == counts[2]
 
 
 def test_slice_files_give_what_the_store_gives(tmp_path, made, config):
@@ -266,8 +284,8 @@ def test_slice_files_give_what_the_store_gives(tmp_path, made, config):
   config.longppl.update(alpha=2.0, beta=-2.0)
   (result,) = run_lib.evaluate(config, workdir=tmp_path / "w")
   for name in ("longppl", "ppl", "n_key_tokens", "n_key_regions", "n_tokens"):
-    assert result[name] == expected[name]
-  assert result["keys"]["evaluator"] == "judge"
+    assert getattr(result, name) == getattr(expected, name)
+  assert result.keys["evaluator"] == "judge"
   (folder / "slice_2.txt").write_text("[1, 2];__import__('os').getcwd()")
   with pytest.raises(ValueError, match=r"slice_2\.txt"):
     run_lib.evaluate(config, workdir=tmp_path / "junk")
@@ -284,11 +302,11 @@ def test_the_rows_per_token_sum_to_the_result(tmp_path, config):
   ]  # fmt: skip
   rows = table.to_pydict()
   nll, key = np.array(rows["nll_long"]), np.array(rows["key"])
-  assert len(nll) == result["n_tokens"] and key.sum() == result["n_key_tokens"]
-  assert nll.sum() == pytest.approx(result["nll_sum_nats"], abs=1e-6)
-  assert nll[key].sum() == pytest.approx(result["key_nll_sum_nats"], abs=1e-6)
+  assert len(nll) == result.n_tokens and key.sum() == result.n_key_tokens
+  assert nll.sum() == pytest.approx(result.nll_sum_nats, abs=1e-6)
+  assert nll[key].sum() == pytest.approx(result.key_nll_sum_nats, abs=1e-6)
   longppl = math.exp(nll[key].mean())
-  assert longppl == pytest.approx(result["longppl"], rel=1e-6)
+  assert longppl == pytest.approx(result.longppl, rel=1e-6)
 
 
 def write_log_probs(path, workdir):
@@ -318,11 +336,13 @@ def test_log_probs_from_elsewhere_give_the_models_own_result(tmp_path, config):
   (result,) = run_lib.evaluate(
     config, workdir=tmp_path / "w", foreign=[foreign]
   )
-  assert (result["name"], result["model"]) == (
+  assert (result.name, result.model) == (
     "lab--engine", {"log_probs": str(path)}
   )  # fmt: skip
-  for name in expected.keys() & result.keys() - {"name", "model"}:
-    assert result[name] == expected[name], name
+  theirs, own = result.to_json(), expected.to_json()
+  of_the_engine = {"name", "model", "attention", "rope_tables"} | OF_THE_RUN
+  for name in own.keys() - of_the_engine:
+    assert theirs[name] == own[name], name
   loaded = files.load_results(tmp_path / "w")
   assert "lab--engine" in comparison.compare_table(loaded, fmt="text")
   # A file that does not fit is a row with its reason.
@@ -331,7 +351,7 @@ def test_log_probs_from_elsewhere_give_the_models_own_result(tmp_path, config):
   (result,) = run_lib.evaluate(
     config, workdir=tmp_path / "w", foreign=[foreign]
   )
-  assert "'d2': log-prob 0.5 at target 5" in result["reason"]
+  assert "'d2': log-prob 0.5 at target 5" in result.reason
 
 
 def test_a_model_never_gets_the_numbers_of_another(
@@ -346,12 +366,12 @@ def test_a_model_never_gets_the_numbers_of_another(
   with pytest.raises(ValueError, match=r"model\.checksum was '.*' and is '"):
     run_lib.evaluate(config, workdir=tmp_path / "w")
   kept = read_strict(tmp_path / "w" / "results" / "m1.json")
-  assert numbers(kept) == json.loads(json.dumps(numbers(first)))
+  assert kept == json.loads(json.dumps(first.to_json()))
   (second,) = run_lib.evaluate(config, workdir=tmp_path / "w", overwrite=True)
-  assert passed(scorers[-1:]) == first["n_tokens"]
+  assert passed(scorers[-1:]) == first.n_tokens
   config.models = (str(made / "m2"),)
   (expected,) = run_lib.evaluate(config, workdir=tmp_path / "apart")
-  assert second["longppl"] == expected["longppl"] != first["longppl"]
+  assert second.longppl == expected.longppl != first.longppl
 
 
 def test_the_evaluators_own_pass_is_reused_for_its_weights_alone(
@@ -361,10 +381,10 @@ def test_the_evaluators_own_pass_is_reused_for_its_weights_alone(
   shutil.copytree(made / "m0", copy)
   config.models = (str(made / "m0"), str(made / "m1"), str(copy))
   own, other, again = run_lib.evaluate(config, workdir=tmp_path / "w")
-  assert [passed([scorer]) for scorer in scorers] == [0, own["n_tokens"], 0]
-  assert [r["self_evaluated"] for r in (own, other, again)] == [1, 0, 1]
-  assert (own["n_reused"], own["tokens_per_second"]) == (len(TEXTS), None)
-  assert own["longppl"] == again["longppl"] != other["longppl"]
+  assert [passed([scorer]) for scorer in scorers] == [0, own.n_tokens, 0]
+  assert [r.self_evaluated for r in (own, other, again)] == [1, 0, 1]
+  assert (own.n_reused, own.tokens_per_second) == (len(TEXTS), None)
+  assert own.longppl == again.longppl != other.longppl
   # Without the stored log-probs the pass runs, and says the same.
   texts = dict(zip(["d0", "d1", "d2", "d3"], TEXTS, strict=True))
   rows = [
@@ -376,8 +396,64 @@ def test_the_evaluators_own_pass_is_reused_for_its_weights_alone(
     setup.load_model(config, str(made / "m0")),
     rows,
   )
-  assert passed(scorers[-1:]) == own["n_tokens"]
-  assert result.longppl == pytest.approx(own["longppl"], rel=1e-6)
+  assert passed(scorers[-1:]) == own.n_tokens
+  assert result.longppl == pytest.approx(own.longppl, rel=1e-6)
+
+
+def rounded(weights, form):
+  """Weights as a bf16 export holds them, or as 8 bits a weight do."""
+  if form == "bf16":
+    return weights.astype(ml_dtypes.bfloat16)
+  scale = np.maximum(np.abs(weights).max(-1, keepdims=True), 1e-9) / 127
+  return (np.round(weights / scale) * scale).astype(weights.dtype)
+
+
+@pytest.mark.parametrize("form", ["bf16", "8 bits"])
+def test_the_evaluators_weights_in_another_form_are_known(
+  tmp_path, made, config, form
+):
+  """Another checksum and dtype: near-equal log-probs tell."""
+  path = tmp_path / "export"
+  shutil.copytree(made / "m0", path)
+  file = path / "model.safetensors"
+  tensors = safetensors.numpy.load_file(file)
+  safetensors.numpy.save_file(
+    {name: rounded(tensor, form) for name, tensor in tensors.items()}, file
+  )
+  config.models = (str(path), str(made / "m1"))
+  own, other = run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert own.model["checksum"] != own.keys["checksum"]
+  assert [r.self_evaluated for r in (own, other)] == [True, False]
+  assert "bounded by construction" in own.warnings[-1]
+  # The ledger holds what tells, so that a finished run says it again.
+  (again, _) = run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert again.self_evaluated and again.warnings == own.warnings
+  rows = comparison.comparison_rows([own, other], force=True)
+  assert [row.result.name for row in rows] == ["m1", "export"]
+
+
+def test_the_evaluators_log_probs_from_elsewhere_are_known(
+  tmp_path, made, config
+):
+  path = tmp_path / "engine.parquet"
+  rows = [
+    {
+      "doc_id": keys.doc_id,
+      "token_start": keys.offsets[:, 0],
+      "token_end": keys.offsets[:, 1],
+      "log_prob": keys.long_log_probs * 1.01,
+    }
+    for keys in open_store(made)
+  ]
+  pq.write_table(pa.Table.from_pylist(rows), path)
+  config.models = ()
+  (result,) = run_lib.evaluate(
+    config,
+    workdir=tmp_path / "w",
+    foreign=[foreign_lib.open_log_probs(path, "engine")],
+  )
+  assert result.self_evaluated
+  assert "to within 1.0%" in result.warnings[-1]
 
 
 @pytest.mark.parametrize(
@@ -402,7 +478,7 @@ def test_a_workdir_of_other_settings_is_refused_by_field(
     run_lib.evaluate(config, workdir=tmp_path)
   assert passed(scorers[1:]) == 0
   kept = read_strict(tmp_path / "results" / "m1.json")
-  assert kept == json.loads(json.dumps(first))
+  assert kept == json.loads(json.dumps(first.to_json()))
   run_lib.evaluate(config, workdir=tmp_path, overwrite=True)
   assert passed(scorers[-1:]) > 0
 
@@ -410,9 +486,9 @@ def test_a_workdir_of_other_settings_is_refused_by_field(
 def test_a_finished_evaluation_runs_no_pass(tmp_path, config, scorers):
   first = run_lib.evaluate(config, workdir=tmp_path)
   again = run_lib.evaluate(config, workdir=tmp_path)
-  assert passed(scorers) == first[0]["n_tokens"]
-  assert numbers(again[0]) == numbers(first[0])
-  assert again[0]["tokens_per_second"] is None
+  assert passed(scorers) == first[0].n_tokens
+  assert numbers(again[0].to_json()) == numbers(first[0].to_json())
+  assert again[0].tokens_per_second is None
 
 
 def test_documents_without_keys_are_counted_by_reason(tmp_path, made, config):
@@ -421,16 +497,16 @@ def test_documents_without_keys_are_counted_by_reason(tmp_path, made, config):
   config.data.sources = (write_jsonl(tmp_path / "odd.jsonl", texts),)
   config.evaluator, config.key_tokens = str(made / "m0"), ""
   (result,) = run_lib.evaluate(config, workdir=tmp_path / "w")
-  assert result["null_reasons"] == {
+  assert result.null_reasons == {
     "empty": 1, "nothing_to_score": 1, "too_short": 2
   }  # fmt: skip
-  assert (result["longppl"], result["reason"]) == (None, "too_short")
-  assert result["n_tokens"] == 78
-  assert (result["n_documents"], result["n_documents_eligible"]) == (4, 0)
+  assert (result.longppl, result.reason) == (None, "too_short")
+  assert result.n_tokens == 78
+  assert (result.n_documents, result.n_documents_eligible) == (4, 0)
   read_strict(tmp_path / "w" / "results" / "m1.json")
   config.data.sources = (write_jsonl(tmp_path / "odder.jsonl", texts[:2]),)
   (result,) = run_lib.evaluate(config, workdir=tmp_path / "nothing")
-  assert result["ppl"] is None and result["n_tokens"] == 0
+  assert result.ppl is None and result.n_tokens == 0
 
 
 def test_a_store_of_scores_alone_says_what_it_lacks(tmp_path, made, config):

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import re
 
@@ -10,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from longctx_jax import testing
 from longctx_jax.model import attention, sharding
+from longctx_jax.model.attention_spec import AttentionSpec
 from longctx_jax.model.backends import blockwise, cudnn, splash
 
 # rows, keys, first row, window, sink, segments, cap
@@ -35,39 +37,30 @@ def problem(rng, case, head_dim=12, dtype=jnp.float32):
 
   qkv = normal(rows, 6), normal(keys, 2), normal(keys, 2)
   ids = np.sort(rng.integers(0, 4, (2, keys)), axis=1) if segments else None
-  kwargs = dict(
-    q_offset=first,
-    window=window,
-    sink_len=sink,
-    segment_ids=None if ids is None else jnp.asarray(ids),
-    softcap=cap,
-    scale=0.3,
+  spec = AttentionSpec(
+    q_offset=first, window=window, sink_len=sink, softcap=cap, scale=0.3
   )
-  return qkv, kwargs
+  ids = None if ids is None else jnp.asarray(ids)
+  return qkv, dict(spec=spec, segment_ids=ids)
 
 
-def definition(qkv, kwargs):
+def definition(qkv, spec, segment_ids):
   """A loop over rows in float64."""
   q, k, v = (np.asarray(x, np.float64) for x in qkv)
   out = np.zeros_like(q)
-  ids = kwargs["segment_ids"]
-  ids = None if ids is None else np.asarray(ids)
+  ids = None if segment_ids is None else np.asarray(segment_ids)
   for b, t, n in np.ndindex(q.shape[:3]):
-    row = kwargs["q_offset"] + t
+    row = spec.q_offset + t
     seen = [
       s
       for s in range(row + 1)
-      if (
-        not kwargs["window"]
-        or s > row - kwargs["window"]
-        or s < kwargs["sink_len"]
-      )
+      if (not spec.window or s > row - spec.window or s < spec.sink_len)
       and (ids is None or ids[b, s] == ids[b, row])
     ]
     head = n // (q.shape[2] // k.shape[2])
-    scores = kwargs["scale"] * k[b, seen, head] @ q[b, t, n]
-    if kwargs["softcap"]:
-      scores = kwargs["softcap"] * np.tanh(scores / kwargs["softcap"])
+    scores = spec.scale * k[b, seen, head] @ q[b, t, n]
+    if spec.softcap:
+      scores = spec.softcap * np.tanh(scores / spec.softcap)
     probs = np.exp(scores - scores.max())
     out[b, t, n] = probs @ v[b, seen, head] / probs.sum()
   return out
@@ -77,7 +70,7 @@ def definition(qkv, kwargs):
 def test_plain_attention_is_the_definition(rng, case):
   qkv, kwargs = problem(rng, case)
   got = attention.attention(*qkv, **kwargs, backend="plain")
-  np.testing.assert_allclose(got, definition(qkv, kwargs), atol=2e-6)
+  np.testing.assert_allclose(got, definition(qkv, **kwargs), atol=2e-6)
 
 
 @pytest.fixture
@@ -133,7 +126,7 @@ def test_splash_equals_plain(rng, interpreted, case):
 def test_head_sizes(rng, interpreted, backend, head_dim):
   # cases F9
   qkv, kwargs = problem(rng, (40, 40, 0, 0, 0, False, 0.0), head_dim)
-  kwargs["scale"] = head_dim**-0.5
+  kwargs["spec"] = dataclasses.replace(kwargs["spec"], scale=head_dim**-0.5)
   got = attention.attention(*qkv, **kwargs, backend=backend)
   expected = attention.attention(*qkv, **kwargs, backend="plain")
   np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -188,7 +181,8 @@ def test_blocks_of_the_splash_mask_make_up_the_whole(sink_len):
     seen = keys <= rows + q_offset
     if window:
       seen &= (keys > rows + q_offset - window) | (keys < sink_len)
-    sight = splash._Sight(8, 16, q_offset, window, sink_len)
+    spec = AttentionSpec(1.0, q_offset, window, sink_len)
+    sight = splash._Sight(8, 16, spec)
     blocks = [
       [sight[i : i + 4, j : j + 4] for j in range(0, 16, 4)] for i in (0, 4)
     ]
@@ -197,7 +191,8 @@ def test_blocks_of_the_splash_mask_make_up_the_whole(sink_len):
 
 def test_the_splash_mask_shares_its_uniform_blocks():
   # cases E5: 2**40 pairs of positions
-  sight = splash._Sight(2**20, 2**20, q_offset=0, window=2**16, sink_len=2**10)
+  spec = AttentionSpec(1.0, window=2**16, sink_len=2**10)
+  sight = splash._Sight(2**20, 2**20, spec)
   first, last = slice(0, 512), slice(2**20 - 512, 2**20)
   sink, forgotten = slice(512, 1024), slice(1024, 1536)
   assert sight[last, first] is sight[last, sink]
@@ -238,49 +233,51 @@ def test_cudnn_refuses_what_it_has_not(rng, case, dtype, named):
     attention.attention(*qkv, **kwargs, backend="cudnn")
 
 
-def wrong_offset(*qkv, q_offset, **kwargs):
-  return attention.plain_attention(*qkv, q_offset=0, **kwargs)
+def changed(spec, segment_ids, *qkv, **changes):
+  spec = dataclasses.replace(spec, **changes)
+  return attention.plain_attention(*qkv, spec, segment_ids)
 
 
-def sees_ahead(*qkv, q_offset, **kwargs):
-  return attention.plain_attention(*qkv, q_offset=q_offset + 1, **kwargs)
+def wrong_offset(q, k, v, spec, ids):
+  return changed(spec, ids, q, k, v, q_offset=0)
 
 
-def sees_padding(q, k, v, *, q_offset, window, **kwargs):
+def sees_ahead(q, k, v, spec, ids):
+  return changed(spec, ids, q, k, v, q_offset=spec.q_offset + 1)
+
+
+def sees_padding(q, k, v, spec, ids):
   """The last key, which is padding, is visible to every row."""
   k, v = (jnp.concatenate([x[:, -1:], x], axis=1) for x in (k, v))
-  return attention.plain_attention(
-    q, k, v, q_offset=q_offset + 1, window=window, **kwargs
-  )
+  return changed(spec, ids, q, k, v, q_offset=spec.q_offset + 1)
 
 
-def wide_window(*qkv, window, **kwargs):
-  window += window > 0
-  return attention.plain_attention(*qkv, window=window, **kwargs)
+def wide_window(q, k, v, spec, ids):
+  return changed(spec, ids, q, k, v, window=spec.window + (spec.window > 0))
 
 
-def no_sink(*qkv, sink_len, **kwargs):
-  return attention.plain_attention(*qkv, sink_len=0, **kwargs)
+def no_sink(q, k, v, spec, ids):
+  return changed(spec, ids, q, k, v, sink_len=0)
 
 
-def mixed_heads(q, k, v, **kwargs):
-  return attention.plain_attention(q, k[:, :, ::-1], v[:, :, ::-1], **kwargs)
+def mixed_heads(q, k, v, spec, ids):
+  return changed(spec, ids, q, k[:, :, ::-1], v[:, :, ::-1])
 
 
-def nan_at_100(*qkv, **kwargs):
-  out = attention.plain_attention(*qkv, **kwargs)
+def nan_at_100(q, k, v, spec, ids):
+  out = changed(spec, ids, q, k, v)
   return out * (jnp.nan if out.shape[1] == 100 else 1)
 
 
-def nan_gradient(q, k, v, **kwargs):
-  return attention.plain_attention(q, k, v + 0 * jnp.sqrt(0 * v), **kwargs)
+def nan_gradient(q, k, v, spec, ids):
+  return changed(spec, ids, q, k, v + 0 * jnp.sqrt(0 * v))
 
 
-def no_gradient(q, k, v, **kwargs):
-  return attention.plain_attention(q, jax.lax.stop_gradient(k), v, **kwargs)
+def no_gradient(q, k, v, spec, ids):
+  return changed(spec, ids, q, jax.lax.stop_gradient(k), v)
 
 
-def crash(*qkv, **kwargs):
+def crash(q, k, v, spec, ids):
   raise NotImplementedError("no such kernel\non this chip")
 
 
@@ -306,13 +303,12 @@ def test_the_self_check_names_the_fault(function, fault):
   assert re.match(fault, found), found
 
 
-@pytest.mark.parametrize("changed", ["softcap", "scale"])
-def test_the_self_check_has_the_cap_and_scale_of_the_model(changed):
+@pytest.mark.parametrize("lost", [{"softcap": 0.0}, {"scale": 8**-0.5}])
+def test_the_self_check_has_the_cap_and_scale_of_the_model(lost):
   config = testing.tiny_config(attention_softcap=1.5, query_scale=0.1)
 
-  def without(*qkv, **kwargs):
-    kwargs |= {changed: {"softcap": 0.0, "scale": 8**-0.5}[changed]}
-    return attention.plain_attention(*qkv, **kwargs)
+  def without(q, k, v, spec, ids):
+    return changed(spec, ids, q, k, v, **lost)
 
   found = attention.find_fault(without, config, dtype="float32")
   assert "output is off by" in found
@@ -387,14 +383,15 @@ def test_bfloat16_stays_close_to_float32(rng, interpreted, backend):
 def test_keys_out_of_sight_never_matter(rng):
   # cases F8: window 4 at row 11 sees keys 8 to 11, and key 0 with a sink
   qkv, kwargs = problem(rng, (12, 12, 0, 4, 0, False, 0.0))
-  changed = (qkv[0], qkv[1].at[:, 0].add(9.0), qkv[2].at[:, 0].add(9.0))
+  other = (qkv[0], qkv[1].at[:, 0].add(9.0), qkv[2].at[:, 0].add(9.0))
 
   def last(qkv, **more):
-    return attention.attention(*qkv, **(kwargs | more))[:, 11]
+    spec = dataclasses.replace(kwargs["spec"], **more)
+    return attention.attention(*qkv, spec)[:, 11]
 
-  np.testing.assert_array_equal(last(qkv), last(changed))
+  np.testing.assert_array_equal(last(qkv), last(other))
   sunk = dict(sink_len=1)
-  assert np.abs(last(qkv, **sunk) - last(changed, **sunk)).max() > 0.1
+  assert np.abs(last(qkv, **sunk) - last(other, **sunk)).max() > 0.1
 
 
 def test_memory_grows_with_length_and_not_with_its_square():
@@ -404,7 +401,8 @@ def test_memory_grows_with_length_and_not_with_its_square():
 
   def grads(q, k, v):
     return jax.grad(
-      lambda *qkv: attention.attention(*qkv, scale=0.25).sum(), (0, 1, 2)
+      lambda *qkv: attention.attention(*qkv, AttentionSpec(0.25)).sum(),
+      (0, 1, 2),
     )(q, k, v)
 
   memory = jax.jit(grads).lower(q, k, k).compile().memory_analysis()

@@ -21,9 +21,13 @@ CONFIG = testing.tiny_config(
 
 def make(config=CONFIG, *, skew=0.0):
   """A layer with kernels far from 0; `skew` favours the first expert."""
-  layer = moe.Experts(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
+  layer = moe.Experts(config, dtype=jnp.float32)
   graphdef, params = nnx.split(layer)
-  params = jax.tree.map(lambda kernel: 10 * kernel, params)
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda kernel: jnp.asarray(rng.normal(0, 0.2, kernel.shape), kernel.dtype),
+    params,
+  )
   kernel = params["router"]["kernel"]
   params["router"]["kernel"] = kernel.replace(kernel[...].at[:, 0].add(skew))
   return graphdef, params

@@ -10,7 +10,7 @@ from flax import nnx
 from support import family_cases
 
 from longctx_jax import testing
-from longctx_jax.checkpoints import checked, hf_folder
+from longctx_jax.checkpoints import hf_folder, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import log_probs, parameters, sharding
 from longctx_jax.model.rope import RopeConfig
@@ -209,9 +209,7 @@ def test_one_block_is_lowered_whatever_the_depth(name):
   def text(num_layers):
     fields = family_cases.CASES[name] | {"num_hidden_layers": num_layers}
     config = config_json.from_hf(fields, source=name)
-    abstract = nnx.eval_shape(
-      lambda: Transformer(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    )
+    abstract = nnx.eval_shape(lambda: Transformer(config, dtype=jnp.float32))
     graphdef, params = nnx.split(abstract, nnx.Param)
 
     def run(params, ids):
@@ -257,7 +255,7 @@ def test_families_of_the_golden_folder_have_transformers_logits(
     source = hf_folder.SafetensorsSource(folder)
     config = config_json.from_hf(source.config, source=name)
     model = nnx.merge(
-      *checked.load_parameters(source, config, dtype=jnp.float32, mesh=mesh)
+      *weights.load_parameters(source, config, dtype=jnp.float32, mesh=mesh)
     )
     stored = np.load(folder / "golden.npz")
     logits = jax.jit(lambda ids, model=model: model.logits(model(ids)))(

@@ -67,7 +67,9 @@ def test_a_monotone_curve_bends_pearson_but_not_spearman():
   assert correlation.pearson_ci95(x, np.exp(x), seed=0).value < 0.8
 
 
-@pytest.mark.parametrize("x", [[1.0, 2.0], [3.0, 3.0, 3.0]])
+@pytest.mark.parametrize(
+  "x", [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0, 5.0], [3.0] * 6]
+)
 def test_too_few_or_constant_values_have_no_correlation(x):
   for correlate in (correlation.pearson_ci95, correlation.spearman_ci95):
     assert correlate(x, np.arange(len(x)), seed=0) == (None, None, len(x))

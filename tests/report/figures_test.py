@@ -7,21 +7,15 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.experiments.retrieval import plot
 from longctx_jax.report import figures
 from longctx_jax.report.comparison import Row
 
 
-def make_row(name, longppl, ppl, **fields):
-  return Row(
-    **dict(
-      name=name, longppl=longppl, longppl_ci95=None, ppl=ppl, ppl_ci95=None,
-      n_key_tokens=1, n_key_regions=1, key_coverage=1.0,
-      top5_documents_share=1.0, ratio=None, ratio_ci95=None,
-      self_evaluated=False, notes=(),
-    )
-    | fields
-  )  # fmt: skip
+def make_row(name, longppl, ppl, *, notes=(), **fields):
+  result = ModelResult(name=name, longppl=longppl, ppl=ppl, **fields)
+  return Row(result, ppl_ci95=None, ratio=None, ratio_ci95=None, notes=notes)
 
 
 def test_dots_stand_on_a_log_scale_in_order():

@@ -10,6 +10,8 @@ import pytest
 from scipy import stats
 
 from longctx_jax.evaluation import files
+from longctx_jax.evaluation.documents import DocumentResult
+from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.report import correlation
 from longctx_jax.report import page as page_lib
 from longctx_jax.report.comparison import NotComparable
@@ -18,13 +20,15 @@ KEYS = {"evaluator": "E", "short_len": 64, "stride": 16}
 
 
 def make_result(name, longppl, ppl, **fields):
-  return {
-    "name": name, "reason": "", "self_evaluated": False, "attention": "full",
-    "protocol": "paper", "n_documents": 9, "keys": KEYS, "longppl": longppl,
-    "longppl_ci95": None if longppl is None else [longppl / 1.1, longppl * 1.1],
-    "ppl": ppl, "n_key_tokens": 310, "n_key_regions": 45, "key_coverage": 0.95,
-    "top5_documents_share": 0.6, "null_reasons": {}, "warnings": [],
-  } | fields  # fmt: skip
+  interval = None if longppl is None else (longppl / 1.1, longppl * 1.1)
+  return ModelResult(
+    **dict(
+      name=name, protocol="paper", n_documents=9, keys=KEYS, longppl=longppl,
+      longppl_ci95=interval, ppl=ppl, n_key_tokens=310, n_key_regions=45,
+      key_coverage=0.95, top5_documents_share=0.6,
+    )
+    | fields
+  )  # fmt: skip
 
 
 def make_document(n=4000, doc_id="d", extra=""):
@@ -73,14 +77,14 @@ def test_load_results_reads_numbers_and_documents(tmp_path):
   (tmp_path / "documents").mkdir()
   for stem, name in [("org--b", "org/b"), ("a", "a")]:
     path = tmp_path / "results" / f"{stem}.json"
-    path.write_text(json.dumps(make_result(name, 2.0, 4.0)))
-  table = pa.table({"doc_id": ["x", "y"], "key_nll_sum": [1.5, None]})
-  pq.write_table(table, tmp_path / "documents" / "org--b.parquet")
+    path.write_text(json.dumps(make_result(name, 2.0, 4.0).to_json()))
+  rows = [DocumentResult("x", 0, "", 3, 1.5).to_row()]
+  path = tmp_path / "documents" / "org--b.parquet"
+  pq.write_table(pa.Table.from_pylist(rows), path)
   first, second = files.load_results(tmp_path)
-  assert (first["name"], first["documents"]) == ("a", {})
-  assert second["name"] == "org/b"
-  assert second["documents"]["doc_id"].tolist() == ["x", "y"]
-  np.testing.assert_equal(second["documents"]["key_nll_sum"], [1.5, np.nan])
+  assert (first.name, first.documents) == ("a", ())
+  assert second.name == "org/b"
+  assert second.documents == (DocumentResult("x", 0, "", 3, 1.5),)
 
 
 def test_a_workdir_without_results_says_what_to_run(tmp_path):
@@ -101,7 +105,7 @@ def benchmarks(tmp_path):
   path = tmp_path / "benchmarks.csv"
   path.write_text(
     "model,LongBench,RULER\nA,49.1,90\nB,43.3,\nC,38.9,70\nD,30.1,60\n"
-    "nowhere,1,2\njudge,50,95\n"
+    "E,28.0,50\nF,45.0,40\nnowhere,1,2\njudge,50,95\n"
   )
   return path
 
@@ -110,6 +114,7 @@ def make_results():
   return [
     make_result("A", 1.99, 3.59), make_result("B", 2.48, 4.14),
     make_result("C", 2.66, 4.82), make_result("D", 3.28, 4.04),
+    make_result("E", 3.3, 4.4), make_result("F", 2.4, 4.2),
     make_result("unknown", 2.0, 3.0),
     make_result("judge", 1.2, 3.0, self_evaluated=True),
     make_result("none", None, 3.0, reason="too_short"),
@@ -120,11 +125,12 @@ def test_correlate_matches_scipy_and_lists_who_is_missing(benchmarks):
   correlations = correlation.correlate(make_results(), benchmarks)
   names = [(b, score, r.n) for b, score, r, _ in correlations.rows]
   assert names == [
-    ("LongBench", "LongPPL", 4), ("LongBench", "PPL", 4),
-    ("RULER", "LongPPL", 3), ("RULER", "PPL", 3),
+    ("LongBench", "LongPPL", 6), ("LongBench", "PPL", 6),
+    ("RULER", "LongPPL", 5), ("RULER", "PPL", 5),
   ]  # fmt: skip
   _, _, pearson, spearman = correlations.rows[0]
-  x, y = [1.99, 2.48, 2.66, 3.28], [49.1, 43.3, 38.9, 30.1]
+  x = [1.99, 2.48, 2.66, 3.28, 3.3, 2.4]
+  y = [49.1, 43.3, 38.9, 30.1, 28.0, 45.0]
   assert pearson.value == pytest.approx(stats.pearsonr(x, y).statistic)
   assert spearman.value == pytest.approx(-1.0)
   assert correlations.left_out == {
@@ -134,6 +140,7 @@ def test_correlate_matches_scipy_and_lists_who_is_missing(benchmarks):
   for fmt in ("text", "markdown", "csv", "latex"):
     table = correlation.correlation_table(correlations, fmt=fmt)
     assert ("nowhere" in table) == (fmt != "csv")
+    assert ("fewer than 6 models" in table) == (fmt != "csv")
     assert "LongBench" in table
 
 
@@ -190,8 +197,10 @@ def test_text_and_names_cannot_become_markup(tmp_path):
   attack = "<script>alert(1)</script><img src=x onerror=alert(2)>"
   document = make_document(50, doc_id=attack, extra=attack + "\ud800")
   results = [
-    make_result(attack, 2.0, 3.0, warnings=[attack]),
-    make_result("m", 2.0, 3.0, self_evaluated=True, attention=attack),
+    make_result(attack, 2.0, 3.0, warnings=(attack,)),
+    make_result(
+      "m", 2.0, 3.0, self_evaluated=True, model={"attention": attack}
+    ),
   ]
   page_lib.render_report(results, [document], output, title=attack)
   page = Page(output)
@@ -215,7 +224,7 @@ def test_unlike_results_are_refused_unless_forced(tmp_path):
   """Cases J2."""
   results = [make_result("A", 2.0, 3.0), make_result("B", 2.0, 3.0, keys={})]
   output = tmp_path / "report.html"
-  with pytest.raises(NotComparable, match=r"keys\.evaluator: 'E' and None"):
+  with pytest.raises(NotComparable, match=r"keys\.evaluator: 'E' and not "):
     page_lib.render_report(results, [], output)
   assert not output.exists()
   page_lib.render_report(results, [], output, force=True)

@@ -18,3 +18,15 @@ def test_each_difference_is_named_with_both_values():
     "not there and is 4. Take another --workdir",
   ):
     settings.require_same({"a": 1, "b": 3}, {"a": 2, "c": 4}, where="here")
+
+
+def test_of_hundreds_of_differences_some_are_named():
+  stored = {f"layer{i:03}": 1 for i in range(100)}
+  with pytest.raises(
+    settings.OtherSettings,
+    match=r"^W holds other arrays: layer000 was 1 and is not there; .*"
+    r"; and 88 more\. Do this$",
+  ):
+    settings.require_same(
+      stored, {}, where="W", problem="holds other arrays", remedy="Do this"
+    )

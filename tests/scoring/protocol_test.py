@@ -269,9 +269,7 @@ def parrot():
 
 @pytest.fixture(scope="module")
 def needs_bos(parrot):
-  abstract = nnx.eval_shape(
-    lambda: NeedsBos(parrot.config, dtype=np.float32, rngs=nnx.Rngs(0))
-  )
+  abstract = nnx.eval_shape(lambda: NeedsBos(parrot.config, dtype=np.float32))
   graphdef, _ = nnx.split(abstract, nnx.Param)
   return dataclasses.replace(parrot, graphdef=graphdef)
 

@@ -12,7 +12,7 @@ from flax import nnx
 
 from longctx_jax import testing
 from longctx_jax.model import sharding
-from longctx_jax.training import run
+from longctx_jax.training import program
 from longctx_jax.training import state as state_lib
 from longctx_jax.training.checkpoint import Checkpoints
 
@@ -28,7 +28,7 @@ def make_state(devices=8, **sizes):
   leaves, structure = jax.tree.flatten(state)
   state = structure.unflatten(leaf + i for i, leaf in enumerate(leaves))
   placed = state_lib.shardings(state, model.config, mesh)
-  return jax.device_put(state, placed), run.describe_state(model, RULE)
+  return jax.device_put(state, placed), program.describe_state(model, RULE)
 
 
 def host(state):
@@ -43,7 +43,7 @@ def assert_equal(state, expected):
 def save(folder, state, *, keep=2, steps=(7,)):
   saved = Checkpoints(folder, keep=keep)
   for step in steps:
-    saved.save(step, state, data={"step": step}, settings={"a.b": [1, "x"]})
+    saved.save(step, state, data={"step": step}, identity={"a.b": [1, "x"]})
   saved.close()
 
 
@@ -101,7 +101,7 @@ def test_the_state_may_be_donated_while_it_is_written(tmp_path):
   for step in range(4):
     state = change(state)
     expected[step] = host(state)
-    saved.save(step, state, data=None, settings={})
+    saved.save(step, state, data=None, identity={})
     state = change(change(state))
   saved.wait()
   for step, values in expected.items():
@@ -131,10 +131,10 @@ def test_what_a_kill_left_half_does_not_count(tmp_path):
 def test_arrays_of_another_model_are_refused_by_name(on_eight):
   other = testing.tiny_config(vocab_size=264, mlp_dim=48)
   mesh = sharding.make_mesh({"fsdp": -1}, jax.devices()[:1])
-  like = run.describe_state(testing.tiny_model(other, mesh=mesh), RULE)
+  like = program.describe_state(testing.tiny_model(other, mesh=mesh), RULE)
   saved = Checkpoints(on_eight[0], keep=2)
   with pytest.raises(
-    ValueError, match=r"mlp.up_proj.kernel.* is \[\[2, 40, 56"
+    ValueError, match=r"mlp.up_proj.kernel.* was \[\[2, 40, 56"
   ):
     saved.restore(7, like)
   saved.close()
@@ -146,7 +146,7 @@ def test_a_description_needs_no_arrays():
   state = state_lib.create(model, RULE)
   for leaf, like in zip(
     jax.tree.leaves(state),
-    jax.tree.leaves(run.describe_state(model, RULE)),
+    jax.tree.leaves(program.describe_state(model, RULE)),
     strict=True,
   ):
     assert (leaf.shape, leaf.dtype) == (like.shape, like.dtype)
@@ -159,7 +159,7 @@ def test_twenty_saves_leave_no_memory_behind(tmp_path):
   saved = Checkpoints(tmp_path, keep=1)
   sizes = []
   for step in range(20):
-    saved.save(step, state, data=None, settings={})
+    saved.save(step, state, data=None, identity={})
     saved.wait()
     gc.collect()
     pages = pathlib.Path("/proc/self/statm").read_text().split()[1]

@@ -180,7 +180,7 @@ def test_a_copy_of_the_data_elsewhere_goes_on(tmp_path, config):
 def test_a_state_of_other_data_is_refused(config, changes, message):
   state = open_data(config).iterator().get_state()
   with pytest.raises(
-    ValueError, match=f"can't go on with this data.*{message}"
+    ValueError, match=f"was written with other data: .*{message}"
   ):
     open_data(config, **changes).iterator(state)
 

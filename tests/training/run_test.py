@@ -13,7 +13,7 @@ from longctx_jax.checkpoints import hub, loading
 from longctx_jax.evaluation import run
 from longctx_jax.model import parameters
 from longctx_jax.scoring import run as run_lib
-from longctx_jax.training import data, metrics
+from longctx_jax.training import data, metrics, program
 from longctx_jax.training import metrics as metrics_lib
 from longctx_jax.training import run as train
 from longctx_jax.training import step as step_lib
@@ -221,15 +221,32 @@ def test_a_run_that_would_fail_fails_at_once(
 ):
   """Case G6: what the end needs is tried before the first step."""
   use_devices(monkeypatch, 1)
-  monkeypatch.setattr(train, "compile_step", fail_to_step)
+  monkeypatch.setattr(program, "compile_step", fail_to_step)
   with pytest.raises((ValueError, TypeError), match=message):
     train.train(make_config(folder, **fields), workdir=tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("source", "message"),
+  [
+    ("tfds:pg19/train", r"not prepared .*python -c .*tfds.builder\('pg19'"),
+    ("nothing/*.txt", "matches no file"),
+  ],
+)
+def test_data_that_is_missing_is_said_before_weights_are_read(
+  folder, tmp_path, monkeypatch, source, message
+):
+  loaded = tiny_runs.count_loads(monkeypatch)
+  config = make_config(folder, data__sources=(source,))
+  with pytest.raises(FileNotFoundError, match=message):
+    train.train(config, workdir=tmp_path)
+  assert not loaded
 
 
 def test_the_export_is_rehearsed(folder, tmp_path, monkeypatch):
   """Case G6: a folder in the way, found before the first step."""
   use_devices(monkeypatch, 1)
-  monkeypatch.setattr(train, "compile_step", fail_to_step)
+  monkeypatch.setattr(program, "compile_step", fail_to_step)
   (tmp_path / "export").mkdir()
   (tmp_path / "export" / "mine.txt").write_text("keep")
   with pytest.raises(FileExistsError, match="export exists"):
@@ -320,9 +337,9 @@ def test_evaluation_in_training_is_that_of_the_export(
     ),
     workdir=tmp_path / "eval",
   )
-  assert result["ppl"] == pytest.approx(rows[-1]["eval_ppl"], rel=1e-6)
-  assert result["longppl"] == pytest.approx(rows[-1]["eval_longppl"], rel=1e-6)
-  assert result["n_key_tokens"] == rows[-1]["eval_key_tokens"] > 0
+  assert result.ppl == pytest.approx(rows[-1]["eval_ppl"], rel=1e-6)
+  assert result.longppl == pytest.approx(rows[-1]["eval_longppl"], rel=1e-6)
+  assert result.n_key_tokens == rows[-1]["eval_key_tokens"] > 0
 
 
 def test_stored_weights_come_from_a_scored_workdir(

@@ -241,29 +241,29 @@ def test_batches_carry_the_weights_of_their_targets(
     (
       dict(chunk_len=None, chunk_tokenizer=None),
       {},
-      "the key-token store cuts documents otherwise: chunk_len is absent there "
-      f"and {T} here; chunk_tokenizer is absent there and "
-      f"{TOKENIZER.fingerprint} here. Score with --chunk_len {T} and "
+      "the key-token store cuts documents otherwise: chunk_len was not there "
+      f"and is {T}; chunk_tokenizer was not there and is "
+      f"{TOKENIZER.fingerprint!r}. Score with --chunk_len {T} and "
       "--chunk_tokenizer of the model in training",
     ),
     (
       dict(chunk_len=31),
       {},
-      "the key-token store cuts documents otherwise: chunk_len is 31 there and "
-      f"{T} here. Score with --chunk_len {T} and --chunk_tokenizer of the "
-      "model in training",
+      "the key-token store cuts documents otherwise: chunk_len was 31 and is "
+      f"{T}. Score with --chunk_len {T} and --chunk_tokenizer of the model in "
+      "training",
     ),
     (
       {},
       dict(short_len=16, stride=4),
-      "the key-token store was scored with other windows: short_len is 8 there "
-      "and 16 here. Set the loss to the store's, or score again",
+      "the key-token store was scored with other windows: short_len was 8 and "
+      "is 16. Set the loss to the store's, or score again",
     ),
     (
       {},
       dict(short_len=8, stride=8),
-      "the key-token store was scored with other windows: stride is 4 there "
-      "and 8 here. Set the loss to the store's, or score again",
+      "the key-token store was scored with other windows: stride was 4 and is "
+      "8. Set the loss to the store's, or score again",
     ),
     (
       dict(detail="keys"),

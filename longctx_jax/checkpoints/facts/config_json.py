@@ -53,7 +53,7 @@ def from_hf(fields: Mapping[str, Any], *, source: str) -> ModelConfig:
     raise ValueError(f"{source}: {error}") from error
 
 
-def _read(fields):
+def _read(fields: families.Fields) -> ModelConfig:
   name = fields.get("model_type")
   if name not in MODEL_TYPES:
     raise ValueError(
@@ -107,7 +107,9 @@ def _read(fields):
   )
 
 
-def _read_facts(fields, family):
+def _read_facts(
+  fields: families.Fields, family: families.Family
+) -> dict[str, Any]:
   """What stands in a field of its own, by our names."""
   numbers = _FACTS | family.facts
   needed = {*numbers.values(), family.activation_field}
@@ -129,7 +131,7 @@ def _read_facts(fields, family):
   return facts
 
 
-def _read_activation(fields, name):
+def _read_activation(fields: families.Fields, name: str) -> str:
   value = fields[name]
   if value not in _ACTIVATIONS:
     raise ValueError(
@@ -179,7 +181,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
   )
 
 
-def _query_scalar(scale):
+def _query_scalar(scale: float) -> float:
   """The s of scale = s ** -0.5, whole where that gives the same scale."""
   scalar = scale**-2
   return round(scalar) if round(scalar) ** -0.5 == scale else scalar

@@ -115,18 +115,40 @@ def read_ropes(
   )
 
 
-def _merge(new, layer_type, fields, aliases):
+def _merge(
+  new: Fields, layer_type: str, fields: Fields, aliases: Mapping[str, str]
+) -> tuple[str, dict[str, Any]]:
   """Type and facts of a table, from both schemas and the model's own fields."""
   stated = {name: value for name, value in new.items() if value is not None}
   is_full = layer_type == LAYER_TYPES[0]
   # Gemma 3 never scaled the tables of its windows.
   scaling = fields.get("rope_scaling") if is_full else None
   for name, value in (scaling or {}).items():
-    if value is not None and stated.setdefault(name, value) != value:
-      raise ValueError(
-        f"rope_scaling[{name!r}]={value!r}, but rope_parameters says "
-        f"{stated[name]!r}"
-      )
+    _state(stated, name, value, where=f"rope_scaling[{name!r}]")
+  kind = _kind(stated, aliases)
+  theta = "rope_theta" if is_full else "rope_local_base_freq"
+  own = {"rope_theta": theta, "partial_rotary_factor": "partial_rotary_factor"}
+  if _ORIGINAL in _KNOWN.get(kind, ()):
+    own[_ORIGINAL] = _ORIGINAL
+  for name, field in own.items():
+    _state(stated, name, fields.get(field), where=field)
+  if "rope_theta" not in stated and not is_full:
+    raise ValueError(f"{theta} is missing")
+  return kind, stated
+
+
+def _state(
+  stated: dict[str, Any], name: str, value: Any, *, where: str
+) -> None:
+  """Adds a fact from another place, which must not contradict."""
+  if value is not None and stated.setdefault(name, value) != value:
+    raise ValueError(
+      f"{where} is {value!r} and, in the RoPE parameters, {stated[name]!r}"
+    )
+
+
+def _kind(stated: Fields, aliases: Mapping[str, str]) -> str:
+  """The type of the table, by our name."""
   kinds = {
     aliases.get(stated[key], stated[key])
     for key in ("rope_type", "type")
@@ -134,24 +156,10 @@ def _merge(new, layer_type, fields, aliases):
   }
   if len(kinds) > 1:
     raise ValueError(f"RoPE types {sorted(kinds)} contradict")
-  kind = kinds.pop() if kinds else "default"
-  theta = "rope_theta" if is_full else "rope_local_base_freq"
-  names = {"rope_theta": theta, "partial_rotary_factor": None}
-  if _ORIGINAL in _KNOWN.get(kind, ()):
-    names[_ORIGINAL] = None
-  for name, other in names.items():
-    value = fields.get(other or name)
-    if value is not None and stated.setdefault(name, value) != value:
-      raise ValueError(
-        f"{other or name} is {value} and, in the RoPE parameters, "
-        f"{stated[name]}"
-      )
-  if "rope_theta" not in stated and not is_full:
-    raise ValueError(f"{theta} is missing")
-  return kind, stated
+  return kinds.pop() if kinds else "default"
 
 
-def _make(kind, stated, max_position):
+def _make(kind: str, stated: Fields, max_position: int) -> RopeConfig:
   """The table of these facts."""
   facts = dict(stated)
   # Yarn-Mistral and its kin mark a fine-tuned table; the table is the same.
@@ -176,7 +184,7 @@ def _make(kind, stated, max_position):
   return RopeConfig(kind, theta, rotary_share=share, **values)
 
 
-def _derived(kind, stated, max_position):
+def _derived(kind: str, stated: Fields, max_position: int) -> dict[str, Any]:
   """Facts of ours that follow from what is stated."""
   original = stated.get(_ORIGINAL) or 0
   factor = stated.get("factor") or 0.0
@@ -251,7 +259,7 @@ def write_ropes(
   return fields
 
 
-def _parameters(table):
+def _parameters(table: RopeConfig) -> dict[str, Any]:
   """`rope_parameters` of one table."""
   used = _KNOWN.get(table.rope_type, set())
   usual = RopeConfig("default", table.theta)

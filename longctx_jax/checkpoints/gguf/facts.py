@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
+
+Fields = Mapping[str, Any]
 
 ARCHITECTURES = (
   "llama",
@@ -91,7 +94,7 @@ _LARGEST = {"gemma2": 46, "gemma3": 62}
 _LOCAL_ROPE_BASE = 10000.0
 
 
-def need(fields: Mapping[str, Any], key: str) -> Any:
+def need(fields: Fields, key: str) -> Any:
   """The field.
 
   Raises:
@@ -102,7 +105,7 @@ def need(fields: Mapping[str, Any], key: str) -> Any:
   return fields[key]
 
 
-def read_family(fields: Mapping[str, Any]) -> str:
+def read_family(fields: Fields) -> str:
   """The architecture of a file.
 
   Raises:
@@ -122,14 +125,14 @@ def read_family(fields: Mapping[str, Any]) -> str:
   return family
 
 
-def is_mixture(family: str, fields: Mapping[str, Any]) -> bool:
+def is_mixture(family: str, fields: Fields) -> bool:
   """Whether the MLPs are routed experts."""
   return bool(fields.get(f"{family}.expert_count"))
 
 
 def read_config(
   family: str,
-  fields: Mapping[str, Any],
+  fields: Fields,
   shapes: Mapping[str, tuple[int, ...]],
   rope_tables: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
@@ -145,6 +148,33 @@ def read_config(
     ValueError: for a fact that is missing, contradicts another, or is not
       understood and could change the numbers.
   """
+  facts = _known_facts(family, fields)
+  config = {theirs: need(facts, key) for key, theirs in _FACTS.items()}
+  heads = config["num_attention_heads"]
+  head_dim, rotary = _head_sizes(family, facts, config["hidden_size"] // heads)
+  config |= {
+    "model_type": _MODEL_TYPES.get(family, family),
+    "num_key_value_heads": facts.get("attention.head_count_kv") or heads,
+    "head_dim": head_dim,
+    "vocab_size": need(shapes, "model.embed_tokens.weight")[0],
+    "tie_word_embeddings": "lm_head.weight" not in shapes,
+    "rope_parameters": _rope(facts, rope_tables, head_dim),
+  }
+  if family in _GEMMA:
+    config |= _gemma(family, facts, config)
+  elif family == "phi3":
+    config |= _phi3(facts, rope_tables, config, rotary)
+  else:
+    config |= _llama_like(family, facts, shapes, config["model_type"])
+  return config | {
+    name: fields[f"tokenizer.ggml.{name}"]
+    for name in ("bos_token_id", "eos_token_id")
+    if f"tokenizer.ggml.{name}" in fields
+  }
+
+
+def _known_facts(family: str, fields: Fields) -> Fields:
+  """The architecture's own fields, without its name in front."""
   facts = {
     key.removeprefix(f"{family}."): value
     for key, value in fields.items()
@@ -159,9 +189,12 @@ def read_config(
         f"{family}.{key}={value} is not understood and could change the "
         "numbers; use the safetensors checkpoint"
       )
-  config = {theirs: need(facts, key) for key, theirs in _FACTS.items()}
-  heads = config["num_attention_heads"]
-  head_dim = facts.get("attention.key_length") or config["hidden_size"] // heads
+  return facts
+
+
+def _head_sizes(family: str, facts: Fields, usual: int) -> tuple[int, int]:
+  """Dimensions of a head, and how many of them rotate."""
+  head_dim = facts.get("attention.key_length") or usual
   if facts.get("attention.value_length") not in (None, head_dim):
     raise ValueError(
       f"{family}.attention.value_length={facts['attention.value_length']}, "
@@ -172,35 +205,27 @@ def read_config(
     raise ValueError(
       f"{family}.rope.dimension_count={rotary}, but head_dim={head_dim}"
     )
-  config |= {
-    "model_type": _MODEL_TYPES.get(family, family),
-    "num_key_value_heads": facts.get("attention.head_count_kv") or heads,
-    "head_dim": head_dim,
-    "vocab_size": need(shapes, "model.embed_tokens.weight")[0],
-    "tie_word_embeddings": "lm_head.weight" not in shapes,
-    "rope_parameters": _rope(facts, rope_tables, head_dim),
-  }
-  if family in _GEMMA:
-    config |= _gemma(family, facts, config)
-  else:
-    config["hidden_act"] = "silu"
-  if family == "phi3":
-    config |= _phi3(facts, rope_tables, config, rotary)
-  elif family in ("llama", "qwen3moe") and is_mixture(family, fields):
+  return head_dim, rotary
+
+
+def _llama_like(
+  family: str,
+  facts: Fields,
+  shapes: Mapping[str, tuple[int, ...]],
+  model_type: str,
+) -> dict[str, Any]:
+  """Llama, Mistral, Mixtral and Qwen, which their tensors tell apart."""
+  config = {"hidden_act": "silu", "model_type": model_type}
+  if family in ("llama", "qwen3moe") and facts.get("expert_count"):
     config |= _mixture(family, facts)
   elif family == "llama":
     layer = "model.layers.0."
     config["attention_bias"] = f"{layer}self_attn.q_proj.bias" in shapes
     config["mlp_bias"] = f"{layer}mlp.gate_proj.bias" in shapes
-  if family not in (*_GEMMA, "phi3"):
-    config |= _window(family, facts, config["model_type"])
-  for name in ("bos_token_id", "eos_token_id"):
-    if f"tokenizer.ggml.{name}" in fields:
-      config[name] = fields[f"tokenizer.ggml.{name}"]
-  return config
+  return config | _window(family, facts, config["model_type"])
 
 
-def _window(family, facts, model_type):
+def _window(family: str, facts: Fields, model_type: str) -> dict[str, Any]:
   window = facts.get("attention.sliding_window")
   if model_type == "mixtral":
     return {"sliding_window": window or None}
@@ -214,7 +239,7 @@ def _window(family, facts, model_type):
   return {"model_type": "mistral", "sliding_window": window}
 
 
-def _mixture(family, facts):
+def _mixture(family: str, facts: Fields) -> dict[str, Any]:
   config = {"num_experts_per_tok": need(facts, "expert_used_count")}
   if family == "llama":
     config["model_type"] = "mixtral"
@@ -229,7 +254,7 @@ def _mixture(family, facts):
   }
 
 
-def _gemma(family, facts, config):
+def _gemma(family: str, facts: Fields, config: Fields) -> dict[str, Any]:
   layers, every = config["num_hidden_layers"], _FULL_EVERY[family]
   scalar = config["head_dim"]
   if layers == _LARGEST[family]:
@@ -258,7 +283,12 @@ def _gemma(family, facts, config):
   }
 
 
-def _phi3(facts, rope_tables, config, rotary):
+def _phi3(
+  facts: Fields,
+  rope_tables: Mapping[str, np.ndarray],
+  config: Fields,
+  rotary: int,
+) -> dict[str, Any]:
   original = facts.get("rope.scaling.original_context_length")
   rope = dict(config["rope_parameters"])
   if rope_tables:
@@ -271,6 +301,7 @@ def _phi3(facts, rope_tables, config, rotary):
     need(facts, "rope.scaling.original_context_length")
   rope["partial_rotary_factor"] = rotary / config["head_dim"]
   return {
+    "hidden_act": "silu",
     "rope_parameters": rope,
     "original_max_position_embeddings": original
     or config["max_position_embeddings"],
@@ -278,7 +309,9 @@ def _phi3(facts, rope_tables, config, rotary):
   }
 
 
-def _rope(facts, rope_tables, head_dim):
+def _rope(
+  facts: Fields, rope_tables: Mapping[str, np.ndarray], head_dim: int
+) -> dict[str, Any]:
   """`rope_parameters`, without a base where the file states none."""
   factor = facts.get("rope.scaling.factor")
   kind = facts.get("rope.scaling.type") or ("linear" if factor else "none")
@@ -303,7 +336,9 @@ def _rope(facts, rope_tables, head_dim):
   return rope
 
 
-def _llama3(stored, theta, head_dim):
+def _llama3(
+  stored: Float[np.ndarray, " pairs"], theta: float, head_dim: int
+) -> dict[str, Any]:
   """The llama3 parameters whose factors a file stores instead of them.
 
   Llama 3.1 to 3.3 have the frequency factors 1 and 4 and an original context

@@ -96,11 +96,11 @@ def read_header(
 class _Cursor:
   """Reads one value after the other."""
 
-  def __init__(self, file):
+  def __init__(self, file: np.ndarray):
     self._file = memoryview(file)
     self.place = 0
 
-  def _skip(self, size):
+  def _skip(self, size: int) -> int:
     begin, self.place = self.place, self.place + size
     if self.place > len(self._file):
       raise ValueError(
@@ -108,19 +108,19 @@ class _Cursor:
       )
     return begin
 
-  def numbers(self, dtype, count):
+  def numbers(self, dtype: str, count: int) -> np.ndarray:
     begin = self._skip(np.dtype(dtype).itemsize * count)
     return np.frombuffer(self._file, dtype, count, begin)
 
-  def number(self, dtype):
+  def number(self, dtype: str) -> int | float | bool:
     return self.numbers(dtype, 1)[0].item()
 
-  def string(self):
+  def string(self) -> str:
     (length,) = _LENGTH.unpack_from(self._file, self._skip(_LENGTH.size))
     begin = self._skip(length)
     return str(self._file[begin : self.place], "utf-8")
 
-  def value(self, kind):
+  def value(self, kind: GGUFValueType) -> Any:
     if kind == GGUFValueType.STRING:
       return self.string()
     if kind == GGUFValueType.FLOAT32:
@@ -133,7 +133,9 @@ class _Cursor:
       return self.numbers(_NUMBERS[item], count)
     return [self.value(item) for _ in range(count)]
 
-  def tensor(self):
+  def tensor(
+    self,
+  ) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
     name, dims = self.string(), self.number("<u4")
     shape = tuple(self.numbers("<u8", dims).tolist()[::-1])
     kind = GGMLQuantizationType(self.number("<u4"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import re
+from collections.abc import Mapping
 
 import gguf
 import ml_dtypes
@@ -122,12 +123,14 @@ class GgufSource:
     )
     self.weight_format = f"gguf {kinds.most_common(1)[0][0]}"
 
-  def _table(self, stored):
+  def _table(self, stored: StoredTensor) -> np.ndarray:
     if stored.kind != GGMLQuantizationType.F32:
       raise ValueError(f"rotary factors of type {stored.kind.name}")
     return self._file[stored.begin : stored.end].view(np.float32)
 
-  def _add_tensors(self, family, stored):
+  def _add_tensors(
+    self, family: str, stored: Mapping[str, StoredTensor]
+  ) -> None:
     known = _NAMES | _OWN_NAMES.get(family, {})
     if facts.is_mixture(family, self.fields):
       known |= _MIXTURES[family]
@@ -147,7 +150,7 @@ class GgufSource:
           item.shape[1:], item.kind, begin, begin + size
         )
 
-  def _add_orders(self):
+  def _add_orders(self) -> None:
     """Where the rows of queries and keys are stored.
 
     The two rotary halves of a head alternate there; they are put in a row.
@@ -162,7 +165,7 @@ class GgufSource:
         rows = np.arange(shape[0]).reshape(heads[projection], -1, 2)
         self._orders[name] = rows.swapaxes(1, 2).reshape(-1)
 
-  def _bits(self, name, rows):
+  def _bits(self, name: str, rows: slice) -> np.ndarray:
     shape, kind, begin, end = self._tensors[name]
     bits = np.asarray(self._file[begin:end]).reshape(*shape[:-1], -1)
     if kind in _PLAIN:
@@ -195,7 +198,7 @@ class GgufSource:
       self._last = key, self._read_rows(name, rows)
     return self._last[1][(slice(None), *columns)]
 
-  def _read_rows(self, name, rows):
+  def _read_rows(self, name: str, rows: slice) -> np.ndarray:
     kind = self._tensors[name].kind
     bits = self._bits(name, rows)
     if kind in _PLAIN:

@@ -12,6 +12,7 @@ from absl import logging
 from gguf.constants import TokenType
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from longctx_jax.checkpoints.gguf.facts import Fields
 from longctx_jax.checkpoints.gguf.tensors import GgufSource
 
 _PREFIX = "tokenizer.ggml."
@@ -97,7 +98,7 @@ def save_tokenizer(source: GgufSource, folder: pathlib.Path) -> None:
   )
 
 
-def _fields(source) -> dict[str, Any]:
+def _fields(source: GgufSource) -> dict[str, Any]:
   return {
     key.removeprefix(_PREFIX): value
     for key, value in source.fields.items()
@@ -105,13 +106,13 @@ def _fields(source) -> dict[str, Any]:
   }
 
 
-def _need(fields, key):
+def _need(fields: Fields, key: str) -> Any:
   if key not in fields:
     raise ValueError(f"{key} is missing")
   return fields[key]
 
 
-def _byte_level(fields, tokens):
+def _byte_level(fields: Fields, tokens: list[str]) -> tokenizers.Tokenizer:
   """GPT-2's kind of BPE."""
   pre = fields.get("pre")
   if pre not in _PRE_TOKENIZERS:
@@ -135,7 +136,7 @@ def _byte_level(fields, tokens):
   return tokenizer
 
 
-def _sentencepiece(fields, tokens):
+def _sentencepiece(fields: Fields, tokens: list[str]) -> tokenizers.Tokenizer:
   """SentencePiece's BPE: the pair of the best-scored result merges first."""
   kinds, scores = _need(fields, "token_type"), _need(fields, "scores")
   normal = np.flatnonzero(kinds == TokenType.NORMAL)
@@ -175,7 +176,9 @@ def _sentencepiece(fields, tokens):
   return tokenizer
 
 
-def _add_specials(tokenizer, fields, tokens):
+def _add_specials(
+  tokenizer: tokenizers.Tokenizer, fields: Fields, tokens: list[str]
+) -> None:
   """Registers control and user-defined tokens; puts BOS and EOS as stated."""
   kinds = _need(fields, "token_type")
   special = np.isin(kinds, [TokenType.CONTROL, TokenType.UNKNOWN])

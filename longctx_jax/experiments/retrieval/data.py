@@ -11,17 +11,14 @@ definitions lie in the first 40 % of a document and all questions in the last
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
+from jaxtyping import Bool, Int
 
+from longctx_jax.experiments.retrieval import language as language_lib
+from longctx_jax.experiments.retrieval.language import Language
 from longctx_jax.training import rows
 
-# Special ids; 2 is unused.
-BOS, LINE, END = 0, 1, 3
-
-
-_FIRST_NAME = 4
 CLASSES = (
   "filler",
   "line",
@@ -40,57 +37,6 @@ FILLER, ANSWER, COPY = map(CLASSES.index, ("filler", "answer", "copy"))
 LAYOUTS = ("far", "natural")
 # Share of a far document that holds the definitions, and the questions.
 _ZONE = 0.4
-
-
-@dataclasses.dataclass(frozen=True)
-class Language:
-  """A vocabulary of whole words, and which filler word follows which.
-
-  Attributes:
-    names: words for names.
-    values: words that values are made of.
-    fillers: words of the Markov chain.
-    value_len: tokens of a value.
-    branches: words that can follow a filler word.
-    seed: of the chain; one language is one for a whole experiment.
-  """
-
-  names: int = 32
-  values: int = 32
-  fillers: int = 64
-  value_len: int = 1
-  branches: int = 4
-  seed: int = 1234
-
-  @property
-  def vocab_size(self) -> int:
-    """Number of ids."""
-    return self.first_filler + self.fillers
-
-  @property
-  def first_value(self) -> int:
-    """Id of the first value word."""
-    return _FIRST_NAME + self.names
-
-  @property
-  def first_filler(self) -> int:
-    """Id of the first filler word."""
-    return self.first_value + self.values
-
-  @property
-  def statement_len(self) -> int:
-    """Tokens of a statement."""
-    return 3 + self.value_len
-
-  @functools.cached_property
-  def chain(self) -> tuple[np.ndarray, np.ndarray]:
-    """Successors int [F, branches] and their cumulated probabilities."""
-    rng = np.random.default_rng(self.seed)
-    successors = np.argsort(rng.random((self.fillers, self.fillers)), axis=1)
-    shares = rng.dirichlet(np.ones(self.branches), size=self.fillers)
-    cumulated = np.cumsum(shares, axis=1)
-    cumulated[:, -1] = 1.0
-    return successors[:, : self.branches], cumulated
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -236,7 +182,7 @@ def make_documents(
     language.values, size=(count, definitions[1], language.value_len)
   )
   of = _ask_for(rng, defined, definitions, questions[1])
-  ids = _filler(language, rng, count, seq_len + 1)
+  ids = language.filler(rng, count, seq_len + 1)
   kinds = np.full(ids.shape, FILLER, np.int8)
   row = np.arange(count)[:, None]
   for places, present, which, kind in (
@@ -250,7 +196,7 @@ def make_documents(
       kinds,
       places,
       present,
-      name=_FIRST_NAME + names[row, index],
+      name=language_lib.FIRST_NAME + names[row, index],
       value=language.first_value + values[row, index],
       kind=kind,
     )
@@ -282,11 +228,11 @@ def make_copies(
   """
   lengths = rng.integers(seq_len // 4, seq_len // 2 + 1, count)
   pieces = rng.integers(
-    _FIRST_NAME, language.vocab_size, (count, max(seq_len // 2, 1))
+    language_lib.FIRST_NAME, language.vocab_size, (count, max(seq_len // 2, 1))
   )
   at = np.arange(seq_len) % np.maximum(lengths, 1)[:, None]
   ids = np.zeros((count, seq_len + 1), np.int32)
-  ids[:, 0] = BOS
+  ids[:, 0] = language_lib.BOS
   ids[:, 1:] = np.take_along_axis(pieces, at, axis=1)
   return Documents(
     ids=ids,
@@ -309,11 +255,17 @@ def interleave(first: Documents, second: Documents) -> Documents:
   )
 
 
-def _zip(first, second):
+def _zip(first: np.ndarray, second: np.ndarray) -> np.ndarray:
   return np.stack([first, second], axis=1).reshape(-1, *first.shape[1:])
 
 
-def _check(language, seq_len, definitions, questions, layout):
+def _check(
+  language: Language,
+  seq_len: int,
+  definitions: tuple[int, int],
+  questions: tuple[int, int],
+  layout: str,
+) -> None:
   if layout not in LAYOUTS:
     raise ValueError(f"layout={layout!r} is not one of {', '.join(LAYOUTS)}")
   for name, (low, high) in (
@@ -339,12 +291,20 @@ def _check(language, seq_len, definitions, questions, layout):
     )
 
 
-def _first(counts, most):
+def _first(
+  counts: Int[np.ndarray, " B"], most: int
+) -> Bool[np.ndarray, "B most"]:
   """Which of `most` items each document has: the first ones."""
   return np.arange(most) < counts[:, None]
 
 
-def _places(rng, counts, zone, step, most):
+def _places(
+  rng: np.random.Generator,
+  counts: Int[np.ndarray, " B"],
+  zone: int,
+  step: int,
+  most: int,
+) -> Int[np.ndarray, "B most"]:
   """Random places, `step` apart or more, for each document's statements."""
   free = zone - counts * step
   drawn = np.where(_first(counts, most), rng.random((len(counts), most)), 1.0)
@@ -354,7 +314,12 @@ def _places(rng, counts, zone, step, most):
   )
 
 
-def _ask_for(rng, defined, definitions, most):
+def _ask_for(
+  rng: np.random.Generator,
+  defined: Int[np.ndarray, " B"],
+  definitions: tuple[int, int],
+  most: int,
+) -> Int[np.ndarray, "B most"]:
   """Which definition each question asks for: all in turn, shuffled anew."""
   rounds = -(-most // definitions[0])
   drawn = rng.random((len(defined), rounds, definitions[1]))
@@ -364,25 +329,21 @@ def _ask_for(rng, defined, definitions, most):
   return turns[np.arange(len(defined))[:, None], turn, place]
 
 
-def _filler(language, rng, count, length):
-  successors, cumulated = language.chain
-  drawn = rng.random((length, count))
-  words = np.empty((length, count), np.int32)
-  words[0] = rng.integers(language.fillers, size=count)
-  for t in range(1, length):
-    branch = (drawn[t, :, None] > cumulated[words[t - 1]]).sum(axis=1)
-    words[t] = successors[words[t - 1], branch]
-  ids = words.T + language.first_filler
-  ids[:, 0] = BOS
-  return np.ascontiguousarray(ids, np.int32)
-
-
-def _write(ids, kinds, places, present, *, name, value, kind):
+def _write(
+  ids: Int[np.ndarray, "B n"],
+  kinds: Int[np.ndarray, "B n"],
+  places: Int[np.ndarray, "B S"],
+  present: Bool[np.ndarray, "B S"],
+  *,
+  name: Int[np.ndarray, "B S"],
+  value: Int[np.ndarray, "B S V"],
+  kind: str,
+) -> None:
   """Writes the statements that are present over the filler."""
   value_kind = "answer" if kind == "question_" else f"{kind}value"
-  tokens = [(LINE, "line"), (name, f"{kind}name")]
+  tokens = [(language_lib.LINE, "line"), (name, f"{kind}name")]
   tokens += [(value[..., i], value_kind) for i in range(value.shape[-1])]
-  tokens += [(END, "end")]
+  tokens += [(language_lib.END, "end")]
   document, _ = np.nonzero(present)
   for offset, (token, label) in enumerate(tokens):
     at = places[present] + offset

@@ -17,16 +17,18 @@ from typing import Any
 import jax
 import numpy as np
 from absl import logging
+from flax import nnx
 from ml_collections import ConfigDict
 
 from longctx_jax.experiments.retrieval import data, report, starts
 from longctx_jax.experiments.retrieval.data import Documents
+from longctx_jax.experiments.retrieval.passes import Passes
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper import contrast
 from longctx_jax.runtime import files, settings
 from longctx_jax.training import metrics, optimizer
-from longctx_jax.training import metrics as metrics_lib
 from longctx_jax.training import state as state_lib
+from longctx_jax.training.state import TrainState
 from longctx_jax.training.step import LossConfig
 
 _JUDGED_STEPS = 20
@@ -82,8 +84,9 @@ def run(
     (workdir / "settings.json").unlink(missing_ok=True)
   (workdir / "arms").mkdir(parents=True, exist_ok=True)
   identity = settings.flatten(config.to_dict())
-  for name in ("arms", "seeds", "blind.arms"):
-    del identity[name]  # More of them may come later.
+  # More arms and seeds may come later.
+  for name in ("program", "arms", "seeds", "blind.arms"):
+    del identity[name]
   path = workdir / "settings.json"
   if path.exists():
     stored = json.loads(path.read_text())
@@ -104,11 +107,11 @@ def run(
   return records
 
 
-def _write(path, value):
+def _write(path: pathlib.Path, value: Any) -> None:
   files.write_text(path, json.dumps(value, indent=1) + "\n")
 
 
-def _loss(config, arm):
+def _loss(config: ConfigDict, arm: str) -> LossConfig:
   weights, floor = ARMS[arm]
   return LossConfig(weights=weights, weight_floor=floor, **config.loss)
 
@@ -116,7 +119,7 @@ def _loss(config, arm):
 class _Lab:
   """Arms of the experiment, run when needed."""
 
-  def __init__(self, config, workdir):
+  def __init__(self, config: ConfigDict, workdir: pathlib.Path):
     self._config = config
     self._workdir = workdir
     self._starts = starts.Starts(config, workdir / "models")
@@ -140,7 +143,9 @@ class _Lab:
     )
     return made
 
-  def _fine_tune(self, model, arm, seed):
+  def _fine_tune(
+    self, model: LoadedModel, arm: str, seed: int
+  ) -> dict[str, Any]:
     config, rule = self._config, self._starts.rule()
     total, size = config.optimizer.steps, config.data.batch_size
     documents = self._starts.far_documents(
@@ -166,7 +171,7 @@ class _Lab:
         early.append(jax.device_get(sums))
       if step in config.eval.steps:
         rows.append(self._examine(passes, state, step, seconds))
-    flat = arm != "ce" and metrics_lib.warn_of_flat_weights(
+    flat = arm != "ce" and metrics.warn_of_flat_weights(
       metrics.pooled_values(early)
     )
     return {
@@ -176,7 +181,9 @@ class _Lab:
       "scoring_seconds": scoring_seconds,
     }
 
-  def _examine(self, passes, state, step, seconds):
+  def _examine(
+    self, passes: Passes, state: TrainState, step: int, seconds: float
+  ) -> dict[str, Any]:
     test = self._starts.test
     nll, right = passes.predict(state.params, test)
     sums, counts = data.sum_by_class(nll, test.classes)
@@ -207,7 +214,7 @@ class _Lab:
       passes = self._starts.passes(model)
       rng = np.random.default_rng(seed)
 
-      def shuffled(params, step, part):
+      def shuffled(params: nnx.State, step: int, part: Documents) -> np.ndarray:
         long, short, mask = passes.contrast(params, part, loss)
         weights = contrast.longce_weights(long, short, mask, gamma=gamma)
         return rng.permutation(np.ravel(weights)).reshape(long.shape)
@@ -220,7 +227,7 @@ class _Lab:
       ), seconds
     return (lambda params, step, part: None), 0.0
 
-  def _score(self, documents):
+  def _score(self, documents: Documents) -> tuple[np.ndarray, float]:
     """gamma on the evaluator's key tokens, 1 elsewhere; and CPU seconds."""
     loss = _loss(self._config, "longce")
     evaluator = self._starts.get("evaluator")

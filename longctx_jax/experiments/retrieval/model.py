@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +59,7 @@ def make_model(config: ModelConfig, *, seed: int) -> LoadedModel:
   graphdef, abstract = parameters.abstract_model(config, jnp.dtype(jnp.float32))
   rng = np.random.default_rng(seed)
 
-  def draw(path, leaf):
+  def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
     name = ".".join(str(part) for part in path)
     if name.endswith("scale"):
       return jnp.ones(leaf.shape)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 
 from longctx_jax.experiments.retrieval.data import Documents
 from longctx_jax.model import log_probs
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.training import optimizer, run, step
+from longctx_jax.training import optimizer, program, step
 from longctx_jax.training.optimizer import OptimizerConfig
 from longctx_jax.training.step import LossConfig
 
@@ -69,7 +70,7 @@ class Passes:
   ) -> tuple[Float[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
     """NLL of the targets in nats, and whether each is the likeliest id."""
 
-    def predict(params, batch):
+    def predict(params: nnx.State, batch: step.Batch) -> tuple[Array, Array]:
       model = nnx.merge(self.model.graphdef, params)
       logits = model.logits(model(batch["inputs"], backend=_BACKEND))
       targets = batch["targets"]
@@ -84,7 +85,9 @@ class Passes:
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Long and short log-probs, and where there is a short one; all [B, T]."""
 
-    def contrast(params, batch):
+    def contrast(
+      params: nnx.State, batch: step.Batch
+    ) -> tuple[Array, Array, Array]:
       model = nnx.merge(self.model.graphdef, params)
       long = log_probs.target_log_probs(
         model(batch["inputs"], backend=_BACKEND),
@@ -101,7 +104,14 @@ class Passes:
     window = dict(short_len=loss.short_len, stride=loss.stride)
     return self._over(documents, ("contrast", loss), contrast, params, **window)
 
-  def _over(self, documents, key, function, params, **window):
+  def _over(
+    self,
+    documents: Documents,
+    key: Any,
+    function: Callable[..., Any],
+    params: nnx.State,
+    **window: int,
+  ) -> tuple[np.ndarray, ...]:
     """A pass over documents, some at a time, put together on the host."""
     outs = []
     for first in range(0, len(documents), _ROWS):
@@ -110,10 +120,16 @@ class Passes:
       outs.append(self._get(key, function, params, batch)(params, batch))
     return tuple(np.concatenate(part) for part in zip(*outs, strict=True))
 
-  def _get(self, key, function, *arguments, **options):
+  def _get(
+    self,
+    key: Any,
+    function: Callable[..., Any],
+    *arguments: Any,
+    **options: Any,
+  ) -> jax.stages.Compiled:
     key = key, arguments[-1]["inputs"].shape
     if key not in self.compiled:
-      self.compiled[key] = run.compile_on(
+      self.compiled[key] = program.compile_on(
         self.model.mesh, function, *arguments, **options
       )
     return self.compiled[key]

@@ -39,13 +39,15 @@ def curve_plot(
   width, height, left, right, top, bottom = 760, 400, 44, 16, 58, 44
   end = max((x.max() for x, _ in series.values()), default=1.0) or 1.0
 
-  def at(x, y):
+  def at(x: float, y: float) -> str:
     return (
       f"{left + x / end * (width - left - right):.1f} "
       f"{height - bottom - y * (height - bottom - top):.1f}"
     )
 
-  def line(x, y, kind, colour):
+  def line(
+    x: Float[np.ndarray, "P"], y: Float[np.ndarray, "P"], kind: str, colour: str
+  ) -> str:
     points = "L".join(at(*point) for point in zip(x, y, strict=True))
     return f'<path class="{kind}" stroke="{colour}" d="M{points}"/>'
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -73,7 +73,7 @@ def gaps(
 ) -> dict[int, float]:
   """Seed -> exact match of an arm minus CE's at a step."""
 
-  def at(arm):
+  def at(arm: str) -> dict[int, float]:
     return {
       record["seed"]: row["exact_match"]
       for record in records
@@ -143,7 +143,7 @@ def write_report(
   (workdir / "report.html").write_text("\n".join(page) + "\n")
 
 
-def _verdict(records, step):
+def _verdict(records: Sequence[dict[str, Any]], step: int) -> str:
   found = gaps(records, step)
   if not found:
     return "CE and LongCE were not both run: no comparison."
@@ -156,22 +156,22 @@ def _verdict(records, step):
   )
 
 
-def _text_table(records):
+def _text_table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
   steps = [row["step"] for row in records[0]["rows"]] if records else []
   yield f"{'exact match at step':<26}" + "".join(f"{s:>7}" for s in steps)
   for arm, (_, y) in curves(records, "step").items():
     yield f"{TITLES[arm]:<26}" + "".join(f"{m:7.3f}" for m in y.mean(0))
 
 
-def _table(head, rows):
-  def line(cells, tag):
+def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+  def line(cells: Sequence[Any], tag: str) -> str:
     return "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
 
   body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
   return f"<div><table><tr>{line(head, 'th')}</tr>{body}</table></div>"
 
 
-def _match_table(records):
+def _match_table(records: Sequence[dict[str, Any]]) -> str:
   steps = [row["step"] for row in records[0]["rows"]]
   rows = []
   for arm, (_, y) in curves(records, "step").items():
@@ -184,7 +184,7 @@ def _match_table(records):
   return _table(["step", *steps], rows)
 
 
-def _time_table(records):
+def _time_table(records: Sequence[dict[str, Any]]) -> str:
   found = curves(records, "cpu_seconds")
   shortest = min(x[-1] for x, _ in found.values())
   times = shortest * np.array([0.125, 0.25, 0.5, 0.75, 1.0])
@@ -199,7 +199,7 @@ def _time_table(records):
   return _table(head, rows)
 
 
-def _class_table(records):
+def _class_table(records: Sequence[dict[str, Any]]) -> str:
   rows = []
   for arm in dict.fromkeys(record["arm"] for record in records):
     own = [record for record in records if record["arm"] == arm]

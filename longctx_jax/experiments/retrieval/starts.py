@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +16,8 @@ from ml_collections import ConfigDict
 
 from longctx_jax.experiments.retrieval import data as data_lib
 from longctx_jax.experiments.retrieval import model as model_lib
-from longctx_jax.experiments.retrieval.data import Documents, Language
+from longctx_jax.experiments.retrieval.data import Documents
+from longctx_jax.experiments.retrieval.language import Language
 from longctx_jax.experiments.retrieval.passes import Passes
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.training import checkpoint, optimizer
@@ -85,7 +87,7 @@ class Starts:
     del fields["steps"]
     return OptimizerConfig(**fields)
 
-  def _read_or_train(self, name):
+  def _read_or_train(self, name: str) -> LoadedModel:
     config = self._config
     facts = model_lib.make_config(
       vocab_size=self._language.vocab_size,
@@ -111,11 +113,11 @@ class Starts:
         "evaluator": self._train_evaluator,
       }[name]
       step, params = train(model)
-      saved.save(step, params, data=None, settings={})
+      saved.save(step, params, data=None, identity={})
     saved.close()
     return dataclasses.replace(model, params=params)
 
-  def _pretrain(self, model):
+  def _pretrain(self, model: LoadedModel) -> tuple[int, nnx.State]:
     """At the short context, until it retrieves there."""
     pretraining = self._config.pretraining
     rng = np.random.default_rng(pretraining.seed)
@@ -142,7 +144,7 @@ class Starts:
       **kinds,
     )
 
-    def is_done(step, params):
+    def is_done(step: int, params: nnx.State) -> bool:
       if step % pretraining.check_every:
         return False
       _, right = self.passes(model).predict(params, test)
@@ -152,7 +154,7 @@ class Starts:
 
     return self._train_plain(model, batches(), is_done)
 
-  def _pretrain_blind(self, model):
+  def _pretrain_blind(self, model: LoadedModel) -> tuple[int, nnx.State]:
     """Without copies and with single questions: retrieval does not form."""
     pretraining = self._config.pretraining
     rng = np.random.default_rng(pretraining.seed)
@@ -207,7 +209,7 @@ class Starts:
       "pretraining: try more, or another pretraining.seed"
     )
 
-  def _train_evaluator(self, model):
+  def _train_evaluator(self, model: LoadedModel) -> tuple[int, nnx.State]:
     """LongCE on a wider RoPE base, far and natural documents in turn."""
     evaluator, data = self._config.evaluator, self._config.data
     model = dataclasses.replace(model, params=self.get("retrieves").params)
@@ -239,5 +241,5 @@ class Starts:
     logging.info("evaluator: exact match %.3f", found)
     return evaluator.steps, state.params
 
-  def _make(self, rng, **kinds):
+  def _make(self, rng: np.random.Generator, **kinds: Any) -> Documents:
     return data_lib.make_documents(self._language, rng, **kinds)

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from longctx_jax.model.attention_spec import AttentionSpec
+
+# An index that a loop counts.
+_Index = int | Int[Array, ""]
+_Carry = tuple[Array, Array, Array]
+# q, k, v, segments of both, output, log-normaliser.
+_Saved = tuple[Array, Array, Array, Array | None, Array | None, Array, Array]
 
 _BLOCK = 256
 _MASKED = -1e30
@@ -21,23 +30,20 @@ _MASKED = -1e30
 class _Sight:
   """What a query row may see; static, so that loops have known bounds."""
 
-  q_offset: int
-  window: int
-  sink_len: int
-  softcap: float
+  spec: AttentionSpec
   block_q: int
   block_k: int
   num_k: int  # key blocks
 
-  def loop(self, i):
+  def loop(self, i: _Index) -> tuple[_Index, Callable[[_Index], _Index]]:
     """(iterations, index -> key block) for query block i."""
-    first_row = self.q_offset + i * self.block_q
+    first_row = self.spec.q_offset + i * self.block_q
     stop = (first_row + self.block_q - 1) // self.block_k + 1
     stop = jnp.minimum(stop, self.num_k)
-    sinks = -(-self.sink_len // self.block_k)
+    sinks = -(-self.spec.sink_len // self.block_k)
     start = 0
-    if self.window:
-      start = jnp.maximum(0, first_row - self.window + 1) // self.block_k
+    if self.spec.window:
+      start = jnp.maximum(0, first_row - self.spec.window + 1) // self.block_k
       start = jnp.maximum(start, sinks)
     start = jnp.minimum(start, stop)
     sinks = jnp.minimum(sinks, start)
@@ -46,32 +52,42 @@ class _Sight:
       lambda j: j + jnp.where(j < sinks, 0, start - sinks),
     )
 
-  def mask(self, i, block, repeats, q_segments, k_segments):
+  def mask(
+    self,
+    i: _Index,
+    block: _Index,
+    repeats: int,
+    q_segments: Int[Array, " q"] | None,
+    k_segments: Int[Array, " k"] | None,
+  ) -> Bool[Array, "r k"]:
     """bool [rows, block_k], rows = block_q query positions x repeats."""
     rows = jnp.repeat(jnp.arange(self.block_q), repeats)
-    rows += self.q_offset + i * self.block_q
+    rows += i * self.block_q
     keys = block * self.block_k + jnp.arange(self.block_k)
-    visible = keys[None] <= rows[:, None]
-    if self.window:
-      near = rows[:, None] - keys[None] < self.window
-      visible &= near | (keys[None] < self.sink_len)
+    visible = self.spec.sees(rows[:, None], keys[None])
     if q_segments is not None:
       same = jnp.repeat(q_segments, repeats)[:, None] == k_segments[None]
       visible &= same
     return visible
 
 
-def _dot(a, b, contract):
+def _dot(
+  a: Float[Array, "i j"],
+  b: Float[Array, "k l"],
+  contract: tuple[tuple[int, ...], tuple[int, ...]],
+) -> Float[Array, "m n"]:
   return jax.lax.dot_general(
     a, b, (contract, ((), ())), preferred_element_type=jnp.float32
   )
 
 
-def _slice(x, block, size):
+def _slice(x: Array, block: _Index, size: int) -> Array:
   return jax.lax.dynamic_slice_in_dim(x, block * size, size)
 
 
-def _scores(q, k, softcap):
+def _scores(
+  q: Float[Array, "r H"], k: Float[Array, "k H"], softcap: float
+) -> tuple[Float[Array, "r k"], Float[Array, "r k"] | float]:
   """Capped scores and the derivative of the cap."""
   scores = _dot(q, k, ((1,), (1,)))
   if not softcap:
@@ -80,29 +96,47 @@ def _scores(q, k, softcap):
   return softcap * tanh, 1.0 - tanh * tanh
 
 
-def _segments_of(segments, block, size):
+def _segments_of(
+  segments: Int[Array, " S"] | None, block: _Index, size: int
+) -> Int[Array, " b"] | None:
   return None if segments is None else _slice(segments, block, size)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(sight, q, k, v, q_segments, k_segments):
+def _attend(
+  sight: _Sight,
+  q: Float[Array, "n r H"],
+  k: Float[Array, "S H"],
+  v: Float[Array, "S H"],
+  q_segments: Int[Array, " T"] | None,
+  k_segments: Int[Array, " S"] | None,
+) -> Float[Array, "n r H"]:
   return _forward(sight, q, k, v, q_segments, k_segments)[0]
 
 
-def _forward(sight, q, k, v, q_segments, k_segments):
+def _forward(
+  sight: _Sight,
+  q: Float[Array, "n r H"],
+  k: Float[Array, "S H"],
+  v: Float[Array, "S H"],
+  q_segments: Int[Array, " T"] | None,
+  k_segments: Int[Array, " S"] | None,
+) -> tuple[Float[Array, "n r H"], Float[Array, "n r"]]:
   """One head: q [nq, rows, H], k and v [S, H] -> out, log-normaliser."""
   rows, dim = q.shape[1:]
   repeats = rows // sight.block_q
 
-  def of_block(args):
+  def of_block(args: tuple[Array, Array]) -> tuple[Array, Array]:
     i, q = args
     count, key_block = sight.loop(i)
     own_segments = _segments_of(q_segments, i, sight.block_q)
 
-    def step(j, carry):
+    def step(j: _Index, carry: _Carry) -> _Carry:
       highest, total, out = carry
       block = key_block(j)
-      scores, _ = _scores(q, _slice(k, block, sight.block_k), sight.softcap)
+      scores, _ = _scores(
+        q, _slice(k, block, sight.block_k), sight.spec.softcap
+      )
       seen = sight.mask(
         i,
         block,
@@ -131,28 +165,39 @@ def _forward(sight, q, k, v, q_segments, k_segments):
   return jax.lax.map(of_block, (jnp.arange(q.shape[0]), q))
 
 
-def _attend_forward(sight, q, k, v, q_segments, k_segments):
+def _attend_forward(
+  sight: _Sight,
+  q: Float[Array, "n r H"],
+  k: Float[Array, "S H"],
+  v: Float[Array, "S H"],
+  q_segments: Int[Array, " T"] | None,
+  k_segments: Int[Array, " S"] | None,
+) -> tuple[Float[Array, "n r H"], _Saved]:
   out, normaliser = _forward(sight, q, k, v, q_segments, k_segments)
   return out, (q, k, v, q_segments, k_segments, out, normaliser)
 
 
-def _attend_backward(sight, saved, d_out):
+def _attend_backward(
+  sight: _Sight, saved: _Saved, d_out: Float[Array, "n r H"]
+) -> tuple[Array, Array, Array, None, None]:
   q, k, v, q_segments, k_segments, out, normaliser = saved
   repeats = q.shape[1] // sight.block_q
 
-  def of_block(carry, args):
+  def of_block(
+    carry: tuple[Array, Array], args: tuple[Array, ...]
+  ) -> tuple[tuple[Array, Array], Array]:
     i, q, out, normaliser, d_out = args
     count, key_block = sight.loop(i)
     own_segments = _segments_of(q_segments, i, sight.block_q)
     d_out = d_out.astype(jnp.float32)
     inner = jnp.sum(d_out * out.astype(jnp.float32), axis=1)
 
-    def step(j, carry):
+    def step(j: _Index, carry: _Carry) -> _Carry:
       d_q, d_k, d_v = carry
       block = key_block(j)
       keys = _slice(k, block, sight.block_k)
       values = _slice(v, block, sight.block_k)
-      scores, d_cap = _scores(q, keys, sight.softcap)
+      scores, d_cap = _scores(q, keys, sight.spec.softcap)
       seen = sight.mask(
         i,
         block,
@@ -166,7 +211,7 @@ def _attend_backward(sight, saved, d_out):
       d_q += _dot(d_scores, keys.astype(jnp.float32), ((1,), (0,)))
       at = block * sight.block_k
 
-      def add(total, part):
+      def add(total: Array, part: Array) -> Array:
         old = jax.lax.dynamic_slice_in_dim(total, at, sight.block_k)
         return jax.lax.dynamic_update_slice_in_dim(total, old + part, at, 0)
 
@@ -194,13 +239,8 @@ def blockwise_attention(
   q: Float[Array, "B T N H"],
   k: Float[Array, "B S K H"],
   v: Float[Array, "B S K H"],
-  *,
-  q_offset: int,
-  window: int,
-  sink_len: int,
+  spec: AttentionSpec,
   segment_ids: Int[Array, "B S"] | None,
-  softcap: float,
-  scale: float,
 ) -> Float[Array, "B T N H"]:
   """Causal attention; see `attention.attention` for the arguments."""
   batch, num_q, num_heads, dim = q.shape
@@ -209,16 +249,13 @@ def blockwise_attention(
   block_q, block_k = min(_BLOCK, num_q), min(_BLOCK, num_k)
   pad_q, pad_k = -num_q % block_q, -num_k % block_k
   sight = _Sight(
-    q_offset=q_offset,
-    window=window,
-    sink_len=sink_len,
-    softcap=softcap,
+    spec=spec,
     block_q=block_q,
     block_k=block_k,
     num_k=(num_k + pad_k) // block_k,
   )
   # The query heads that share a key head become rows of one product.
-  q = jnp.pad(q * scale, ((0, 0), (0, pad_q), (0, 0), (0, 0)))
+  q = jnp.pad(q * spec.scale, ((0, 0), (0, pad_q), (0, 0), (0, 0)))
   q = q.reshape(batch, -1, block_q, kv_heads, repeats, dim)
   q = q.transpose(0, 3, 1, 2, 4, 5).reshape(
     batch, kv_heads, -1, block_q * repeats, dim
@@ -229,7 +266,7 @@ def blockwise_attention(
   )
   q_segments = k_segments = None
   if segment_ids is not None:
-    q_segments = segment_ids[:, q_offset : q_offset + num_q]
+    q_segments = segment_ids[:, spec.q_offset : spec.q_offset + num_q]
     # No real segment is -1, and padded query rows are dropped below.
     q_segments = jnp.pad(q_segments, ((0, 0), (0, pad_q)), mode="edge")
     k_segments = jnp.pad(segment_ids, ((0, 0), (0, pad_k)), constant_values=-1)

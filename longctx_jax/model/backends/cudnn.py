@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from longctx_jax.model.attention_spec import AttentionSpec
+
 DTYPES = ("bfloat16", "float16")
 # cuDNN has given NaN at lengths between its tiles.
 _TILE = 128
@@ -15,13 +17,8 @@ def cudnn_attention(
   q: Float[Array, "B T N H"],
   k: Float[Array, "B S K H"],
   v: Float[Array, "B S K H"],
-  *,
-  q_offset: int,
-  window: int,
-  sink_len: int,
+  spec: AttentionSpec,
   segment_ids: Int[Array, "B S"] | None,
-  softcap: float,
-  scale: float,
 ) -> Float[Array, "B T N H"]:
   """Causal attention; see `attention.attention` for the arguments.
 
@@ -33,9 +30,9 @@ def cudnn_attention(
       one of `DTYPES`: the kernel has none of them.
   """
   asked = dict(
-    sink_len=sink_len > 0,
+    sink_len=spec.sink_len > 0,
     segment_ids=segment_ids is not None,
-    softcap=softcap > 0,
+    softcap=spec.softcap > 0,
   )
   refused = [name for name, present in asked.items() if present]
   if q.dtype.name not in DTYPES:
@@ -45,19 +42,20 @@ def cudnn_attention(
       f"attention backend 'cudnn' does not do {', '.join(refused)}: use "
       "'blockwise'"
     )
-  stop = q_offset + q.shape[1]
+  stop = spec.q_offset + q.shape[1]
   pad = -stop % _TILE
-  q = jnp.pad(q, ((0, 0), (q_offset, pad), (0, 0), (0, 0)))
+  q = jnp.pad(q, ((0, 0), (spec.q_offset, pad), (0, 0), (0, 0)))
   k, v = (
     jnp.pad(x[:, :stop], ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (k, v)
   )
+  past = (spec.window - 1, 0) if 0 < spec.window < stop else None
   out = jax.nn.dot_product_attention(
     q,
     k,
     v,
-    scale=scale,
+    scale=spec.scale,
     is_causal=True,
-    local_window_size=(window - 1, 0) if 0 < window < stop else None,
+    local_window_size=past,
     implementation="cudnn",
   )
-  return out[:, q_offset:stop]
+  return out[:, spec.q_offset : stop]

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from longctx_jax.model import sharding
+from longctx_jax.model.attention_spec import AttentionSpec
 
 # Longer sequences take larger blocks: a table of all pairs of blocks has to fit
 # into 1 MiB of scalar memory, which it does up to 524,288 positions.
@@ -41,49 +42,45 @@ class _Sight(mask_lib.Mask):
 
   num_q: int
   num_k: int
-  q_offset: int
-  window: int
-  sink_len: int
+  spec: AttentionSpec
 
   @property
-  def shape(self):
+  def shape(self) -> tuple[int, int]:
     return self.num_q, self.num_k
 
   @property
-  def q_sequence(self):
+  def q_sequence(self) -> np.ndarray:
     return np.arange(self.num_q, dtype=np.int32)
 
-  def mask_function(self, rows, keys):
+  def mask_function(
+    self, rows: np.ndarray | jax.Array, keys: np.ndarray | jax.Array
+  ) -> np.ndarray | jax.Array:
     """bool, for NumPy in `__getitem__` and for the kernel's own arrays."""
-    rows = rows + self.q_offset
-    visible = keys <= rows
-    if self.window:
-      near = rows - keys < self.window
-      visible &= near | (keys < self.sink_len) if self.sink_len else near
-    return visible
+    return self.spec.sees(rows, keys)
 
-  def __getitem__(self, index):
+  def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+    spec = self.spec
     rows, keys = (
       slice_.indices(size)
       for slice_, size in zip(index, self.shape, strict=True)
     )
-    first, last = rows[0] + self.q_offset, rows[1] - 1 + self.q_offset
+    first, last = rows[0] + spec.q_offset, rows[1] - 1 + spec.q_offset
     shape = rows[1] - rows[0], keys[1] - keys[0]
-    past = self.window and keys[1] <= first - self.window + 1
-    if keys[0] > last or (past and keys[0] >= self.sink_len):
+    past = spec.window and keys[1] <= first - spec.window + 1
+    if keys[0] > last or (past and keys[0] >= spec.sink_len):
       return _constant(shape, False)
-    near = not self.window or last - keys[0] < self.window
-    if keys[1] <= first + 1 and (near or keys[1] <= self.sink_len):
+    near = not spec.window or last - keys[0] < spec.window
+    if keys[1] <= first + 1 and (near or keys[1] <= spec.sink_len):
       return _constant(shape, True)
-    return self.mask_function(np.arange(*rows)[:, None], np.arange(*keys)[None])
+    return spec.sees(np.arange(*rows)[:, None], np.arange(*keys)[None])
 
 
 @functools.lru_cache(maxsize=8)
-def _constant(shape, value):
+def _constant(shape: tuple[int, int], value: bool) -> np.ndarray:
   return np.full(shape, value)
 
 
-def _block_size(length):
+def _block_size(length: int) -> int:
   """The largest usual block that pads the length by at most an eighth."""
   if length > _LONG:
     return 1024
@@ -94,8 +91,14 @@ def _block_size(length):
 
 
 def _attend(
-  q, k, v, segment_ids, *, q_offset, window, sink_len, softcap, scale, interpret
-):
+  q: Float[Array, "B T N H"],
+  k: Float[Array, "B S K H"],
+  v: Float[Array, "B S K H"],
+  segment_ids: Int[Array, "B S"] | None,
+  *,
+  spec: AttentionSpec,
+  interpret: bool,
+) -> Float[Array, "B T N H"]:
   """The kernel on one shard, padded."""
   batch, num_q, num_heads, dim = q.shape
   num_k, kv_heads = k.shape[1:3]
@@ -104,13 +107,7 @@ def _attend(
   pad_q, pad_k, pad_dim = -num_q % block_q, -num_k % block_k, -dim % _HEAD_TILE
   # A padded row lies in a block with a real one, which sees a key: no block of
   # rows is without keys, whose softmax would be 0 / 0.
-  mask = _Sight(
-    num_q=num_q + pad_q,
-    num_k=num_k + pad_k,
-    q_offset=q_offset,
-    window=window,
-    sink_len=sink_len,
-  )
+  mask = _Sight(num_q=num_q + pad_q, num_k=num_k + pad_k, spec=spec)
   kernel = kernel_lib.make_splash_mqa_single_device(
     mask_lib.MultiHeadMask([mask] * groups),
     block_sizes=kernel_lib.BlockSizes(
@@ -121,10 +118,10 @@ def _attend(
       block_q_dq=block_q,
       block_kv_dq=block_k,
     ),
-    attn_logits_soft_cap=softcap or None,
+    attn_logits_soft_cap=spec.softcap or None,
     interpret=interpret,
   )
-  q = jnp.pad(q * scale, ((0, 0), (0, pad_q), (0, 0), (0, pad_dim)))
+  q = jnp.pad(q * spec.scale, ((0, 0), (0, pad_q), (0, 0), (0, pad_dim)))
   q = q.reshape(batch, num_q + pad_q, kv_heads, groups, dim + pad_dim)
   q = q.transpose(0, 2, 3, 1, 4)
   k, v = (
@@ -133,7 +130,7 @@ def _attend(
   )
   segments = None
   if segment_ids is not None:
-    own = segment_ids[:, q_offset : q_offset + num_q]
+    own = segment_ids[:, spec.q_offset : spec.q_offset + num_q]
     # No real segment is -1, and padded query rows are dropped below.
     segments = kernel_lib.SegmentIds(
       q=jnp.pad(own, ((0, 0), (0, pad_q)), mode="edge"),
@@ -149,13 +146,9 @@ def splash_attention(
   q: Float[Array, "B T N H"],
   k: Float[Array, "B S K H"],
   v: Float[Array, "B S K H"],
-  *,
-  q_offset: int,
-  window: int,
-  sink_len: int,
+  spec: AttentionSpec,
   segment_ids: Int[Array, "B S"] | None,
-  softcap: float,
-  scale: float,
+  *,
   interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
   """Causal attention; see `attention.attention` for the arguments.
@@ -170,15 +163,7 @@ def splash_attention(
     interpret: run the kernel's definition in XLA, for platforms other than
       TPU: slow, for tests.
   """
-  attend = functools.partial(
-    _attend,
-    q_offset=q_offset,
-    window=window,
-    sink_len=sink_len,
-    softcap=softcap,
-    scale=scale,
-    interpret=interpret,
-  )
+  attend = functools.partial(_attend, spec=spec, interpret=interpret)
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return attend(q, k, v, segment_ids)

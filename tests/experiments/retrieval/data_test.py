@@ -6,13 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longctx_jax.experiments.retrieval import data
-from longctx_jax.experiments.retrieval.data import (
-  BOS,
-  CLASSES,
-  END,
-  LINE,
-  Language,
-)
+from longctx_jax.experiments.retrieval.data import CLASSES
+from longctx_jax.experiments.retrieval.language import BOS, END, LINE, Language
 from longctx_jax.training import rows
 
 WORDS = Language()

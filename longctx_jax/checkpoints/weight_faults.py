@@ -101,11 +101,11 @@ def odd_tables(config: ModelConfig) -> list[str]:
   return found
 
 
-def _is_norm(name):
+def _is_norm(name: str) -> bool:
   return name.endswith("norm.weight")
 
 
-def _peak(values):
+def _peak(values: np.ndarray) -> float:
   """max |value|; NaN or inf where there is one.
 
   Without the sign, the bits of floats are in the order of the floats.

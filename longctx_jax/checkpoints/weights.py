@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import ml_dtypes  # noqa: F401  safetensors reads bfloat16 only with it
 import numpy as np
 from absl import logging
 from flax import nnx
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
+from jaxtyping import UInt32
 
-from longctx_jax.checkpoints import placement, sanity, tensor_map
+from longctx_jax.checkpoints import placement, tensor_map, weight_faults
 from longctx_jax.checkpoints.tensor_map import TensorRef
+from longctx_jax.checkpoints.tensor_source import TensorSource
 from longctx_jax.model import partition
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.parameters import abstract_model, parameter_shapes
@@ -49,7 +51,9 @@ class CheckedSource:
     inspector: has seen all that was read.
   """
 
-  def __init__(self, source: Any, config: ModelConfig, allow_missing: str = ""):
+  def __init__(
+    self, source: TensorSource, config: ModelConfig, allow_missing: str = ""
+  ):
     """Compares names and shapes; reads no weights.
 
     Args:
@@ -67,7 +71,7 @@ class CheckedSource:
     self.path, self.config = source.path, source.config
     self.weight_format = source.weight_format
     self.shapes = tensor_shapes(table, shapes)
-    self.inspector = sanity.Inspector(config)
+    self.inspector = weight_faults.Inspector(config)
     self._source = source
     self._norm = 0.0 if config.norm_plus_one else 1.0
     for name in filter(_DERIVED.fullmatch, source.shapes):
@@ -112,20 +116,20 @@ class CheckedSource:
     return part
 
 
-def _unmatched(found, allowed):
+def _unmatched(found: Iterable[str], allowed: re.Pattern[str]) -> list[str]:
   return sorted(name for name in found if not allowed.fullmatch(name))
 
 
-def _listed(found):
+def _listed(found: list[str]) -> str:
   more = f" and {len(found) - 8} more" if len(found) > 8 else ""
   return f"{', '.join(found[:8])}{more}"
 
 
 def load_parameters(
-  source: Any,
+  source: TensorSource,
   config: ModelConfig,
   *,
-  dtype: Any,
+  dtype: DTypeLike,
   mesh: Mesh,
   allow_missing: str = "",
 ) -> tuple[nnx.GraphDef, nnx.State]:
@@ -171,7 +175,7 @@ _PRIME = 65521
 
 
 @functools.cache
-def _index_weights(size):
+def _index_weights(size: int) -> UInt32[np.ndarray, " n"]:
   return (np.arange(size, dtype=np.uint32) % _PRIME) + np.uint32(1)
 
 
@@ -191,7 +195,7 @@ def tensor_checksum(bits: np.ndarray) -> int:
   return total % 2**32
 
 
-def checksum(source: Any) -> str:
+def checksum(source: TensorSource) -> str:
   """Identity of the weights as stored, independent of the dtype of loading."""
   digest = hashlib.sha256()
   for name in sorted(source.shapes):

@@ -15,7 +15,7 @@ from support import family_cases
 from support.checks import refuses
 
 from longctx_jax import testing
-from longctx_jax.checkpoints import checked, hf_folder, loading, placement
+from longctx_jax.checkpoints import hf_folder, loading, placement, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, partition, rope, sharding
 from longctx_jax.model.rope import RopeConfig
@@ -125,7 +125,7 @@ def test_pieces_come_to_their_places_on_any_mesh(
   monkeypatch.setattr(placement, "_BLOCK_SIZE", 64)
   monkeypatch.setattr(placement, "_BLOCK_ROWS", 7)
   config, source = family_source(name)
-  _, params = checked.load_parameters(
+  _, params = weights.load_parameters(
     source, config, dtype=np.float32, mesh=sharding.make_mesh(sizes)
   )
   found = parameters.flatten(params)
@@ -145,7 +145,7 @@ def test_every_element_is_read_once_however_many_devices_hold_it(sizes):
 
   source.read = counting
   mesh = sharding.make_mesh(sizes)
-  checked.load_parameters(source, config, dtype=np.float32, mesh=mesh)
+  weights.load_parameters(source, config, dtype=np.float32, mesh=mesh)
   assert all((count == 1).all() for count in seen.values())
 
 
@@ -165,7 +165,7 @@ def test_any_stored_dtype_loads_to_any_dtype(folder, mesh, stored, dtype):
   found = parameters.flatten(model.params)["layers.mlp.up_proj.kernel"][1]
   np.testing.assert_array_equal(found, expected.astype(np.dtype(dtype)))
   # Identity is of what is stored, not of how it was loaded.
-  assert model.checksum == checked.checksum(hf_folder.SafetensorsSource(folder))
+  assert model.checksum == weights.checksum(hf_folder.SafetensorsSource(folder))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_usual_weights_are_not_called_out(mesh, caplog):
         source.read(tensor)[...] = 0
       if tensor.endswith(".bias"):
         source.read(tensor)[...] = 0
-    checked.load_parameters(source, config, dtype=np.float32, mesh=mesh)
+    weights.load_parameters(source, config, dtype=np.float32, mesh=mesh)
   assert "looks wrong" not in caplog.text
 
 
@@ -376,10 +376,10 @@ def test_checksum_is_the_formula_and_sees_permuted_rows(rng):
   bits = rng.integers(0, 2**32, (3, 70_001), dtype=np.uint32)
   flat = [int(b) for b in bits.reshape(-1)]
   expected = sum(b * (1 + i % 65521) for i, b in enumerate(flat)) % 2**32
-  assert checked.tensor_checksum(bits) == expected
-  assert checked.tensor_checksum(bits[::-1].copy()) != expected
+  assert weights.tensor_checksum(bits) == expected
+  assert weights.tensor_checksum(bits[::-1].copy()) != expected
   assert (
-    checked.tensor_checksum(bits.astype(np.uint8))
+    weights.tensor_checksum(bits.astype(np.uint8))
     == sum((b % 256) * (1 + i % 65521) for i, b in enumerate(flat)) % 2**32
   )
 

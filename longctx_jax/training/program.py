@@ -1,0 +1,124 @@
+"""The compiled step of a run: training is jitted here and nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from absl import logging
+from jax.sharding import NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from longctx_jax.model import defaults, sharding
+from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.training import config as config_lib
+from longctx_jax.training import optimizer
+from longctx_jax.training import state as state_lib
+from longctx_jax.training import step as step_lib
+from longctx_jax.training.state import TrainState
+
+
+def compile_step(
+  config: ConfigDict, model: LoadedModel, state: Any, batch: Any
+) -> jax.stages.Compiled:
+  """The compiled step of a run.
+
+  Args:
+    config: as configs/llama2_7b.py.
+    model: graphdef, facts and mesh; its parameters are not read.
+    state: `TrainState` of arrays, or of shapes with shardings.
+    batch: the arrays of a batch, or their shapes with shardings.
+  """
+  dtype = config_lib.compute_dtype(config)
+  backend = defaults.attention_backend(
+    config.model.backend,
+    model.config,
+    dtype=dtype,
+    packed=config.data.packing,
+  )
+  step = step_lib.make_train_step(
+    model,
+    optimizer.make_optimizer(
+      config_lib.optimizer_config(config), config.optimizer.steps
+    ),
+    config_lib.loss_config(config),
+    compute_dtype=dtype,
+    accumulate=config.optimizer.accumulate,
+    backend=backend,
+    remat=config.model.remat,
+  )
+  whole = NamedSharding(model.mesh, PartitionSpec())
+  return compile_on(
+    model.mesh,
+    step,
+    state,
+    batch,
+    donate_argnums=0,  # The old state and the new one would not fit together.
+    # Sums are read by the host; the state stays where it was placed.
+    out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), whole),
+  )
+
+
+def compile_on(
+  mesh: jax.sharding.Mesh,
+  function: Callable[..., Any],
+  *arguments: Any,
+  **options: Any,
+) -> jax.stages.Compiled:
+  """Compiles a function for a mesh; says what it takes of a device.
+
+  Args:
+    mesh: in use while the function is traced.
+    function: pure.
+    *arguments: arrays, or shapes with shardings.
+    **options: of `jax.jit`.
+  """
+  start = time.monotonic()
+  with jax.set_mesh(mesh):
+    compiled = jax.jit(function, **options).lower(*arguments).compile()
+  memory = compiled.memory_analysis()
+  logging.info(
+    "compiled %s in %.1f s: %.2f GiB of arguments and %.2f GiB of temporaries "
+    "per device",
+    function.__name__,
+    time.monotonic() - start,
+    memory.argument_size_in_bytes / 2**30,
+    memory.temp_size_in_bytes / 2**30,
+  )
+  return compiled
+
+
+def describe_state(
+  model: LoadedModel, rule: optax.GradientTransformation
+) -> TrainState:
+  """Shapes and shardings of a state; the model may hold shapes only."""
+  shapes = jax.eval_shape(
+    lambda params: state_lib.create(
+      dataclasses.replace(model, params=params), rule
+    ),
+    model.params,
+  )
+  placed = state_lib.shardings(shapes, model.config, model.mesh)
+  return jax.tree.map(
+    lambda leaf, where: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=where
+    ),
+    shapes,
+    placed,
+  )
+
+
+def place_batch(
+  batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh
+) -> dict[str, jax.Array]:
+  """This process's rows of a batch, onto the mesh."""
+  split = sharding.batch_sharding(mesh)
+  return {
+    name: jax.make_array_from_process_local_data(split, array)
+    for name, array in batch.items()
+  }
