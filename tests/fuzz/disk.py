@@ -2,8 +2,10 @@
 
 import builtins
 import contextlib
+import dataclasses
 import io
 import os
+from collections.abc import Callable
 
 # Functions of os that change a folder, and which argument names the place.
 _CHANGES = {
@@ -15,22 +17,27 @@ class Killed(BaseException):
   """The process is gone; what it had not given to the system is lost."""
 
 
+@dataclasses.dataclass
+class _Process:
+  at: int
+  then: Callable[[], None] | None
+  writes: int = 0
+  is_dead: bool = False
+
+
 class Disk:
   """Counts the writes of a process, and stops it before one of them.
 
   A write is what reaches the system: a file that is opened for writing, bytes
   that leave a buffer, a flush to the disk, a name that appears or goes. A
   process that is stopped in one that writes bytes leaves half of them.
-
-  Attributes:
-    writes: of the process so far.
   """
 
-  def __init__(self, root):
+  def __init__(self, root, *, kill=None):
+    """Takes the folder, and how a process ends where it is not pretended."""
     self._root = os.path.realpath(root)
-    self._is_running = self._is_dead = False
-    self._at, self._then = 0, None
-    self.writes = 0
+    self._kill = kill
+    self._process = None
 
   @contextlib.contextmanager
   def process(self, *, at=0, then=None):
@@ -40,13 +47,11 @@ class Disk:
       at: number of the write, from 1, before which `then` is called.
       then: None kills the process.
     """
-    before = dict(vars(self))
-    self._is_running, self._is_dead = True, False
-    self._at, self._then, self.writes = at, then, 0
+    before, self._process = self._process, _Process(at, then)
     try:
-      yield
+      yield self._process
     finally:
-      vars(self).update(before)
+      self._process = before
 
   def watch(self, monkeypatch):
     """Sees the writes of this interpreter from now on."""
@@ -61,25 +66,28 @@ class Disk:
   def is_watched(self, path):
     """Whether a file is written by a process that runs, below the folder."""
     return (
-      self._is_running
+      self._process is not None
       and isinstance(path, str | os.PathLike)
       and os.path.realpath(path).startswith(self._root)
     )
 
   def _write(self, partly=lambda: None):
     """Called before a write; `partly` does half of it."""
-    if not self._is_running:
+    process = self._process
+    if process is None:
       return
-    if self._is_dead:
+    if process.is_dead:
       raise Killed
-    self.writes += 1
-    if self.writes != self._at:
+    process.writes += 1
+    if process.writes != process.at:
       return
-    if self._then is None:
+    if process.then is None:
       partly()
-      self._is_dead = True
+      if self._kill:
+        self._kill()
+      process.is_dead = True
       raise Killed
-    self._then()
+    process.then()
 
   def _watched(self, function, place):
     def watched(*arguments, **options):
@@ -95,10 +103,10 @@ class Disk:
         return function(file, mode, buffering, *arguments, **options)
       self._write()
       plain = "".join(c for c in mode if c not in "bt")
-      raw = io.BufferedWriter(_File(self, file, plain))
-      return (
-        raw if "b" in mode else io.TextIOWrapper(raw, *arguments, **options)
-      )
+      raw = _File(self._process, self._write, file, plain)
+      if "b" in mode:
+        return io.BufferedWriter(raw)
+      return io.TextIOWrapper(io.BufferedWriter(raw), *arguments, **options)
 
     return opened
 
@@ -106,13 +114,14 @@ class Disk:
 class _File(io.FileIO):
   """A file whose bytes stay away once its process is dead."""
 
-  def __init__(self, disk, path, mode):
-    self._disk = disk
+  def __init__(self, process, before_write, path, mode):
+    self._process, self._before_write = process, before_write
     super().__init__(path, mode)
 
   def write(self, data):
-    disk, data = self._disk, bytes(data)
-    if disk._is_dead:
-      return len(data)
-    disk._write(lambda: super(_File, self).write(data[: len(data) // 2]))
+    data = bytes(data)
+    if self._process.is_dead:
+      return len(data)  # What a buffer held when the process died.
+    half = data[: len(data) // 2]
+    self._before_write(lambda: super(_File, self).write(half))
     return super().write(data)

@@ -8,6 +8,7 @@ import tempfile
 
 import pytest
 
+from fuzz import truth
 from fuzz.disk import Disk
 from fuzz.faults import Wrong
 from fuzz.terminal import Terminal
@@ -42,6 +43,11 @@ def _text(value):
 def make(seed, *, length=10):
   """A sequence; the same for the same seed."""
   return _Maker(random.Random(seed)).make(length)
+
+
+def make_killed(seed):
+  """A sequence of processes that are killed, and nothing at once."""
+  return [_without(step, "during", "interrupt_at") for step in make(seed)]
 
 
 class _Maker:
@@ -220,20 +226,24 @@ def _without(step, *names):
   return Step(step.verb, kept)
 
 
-@dataclasses.dataclass
 class Player:
   """Plays sequences, each in a folder of its own.
 
   Attributes:
-    models: a folder with m0 to m3.
-    kept: work that sequences share.
     ignored: kinds of faults that are passed over.
   """
 
-  models: object
-  kept: dict = dataclasses.field(default_factory=dict)
-  ignored: set = dataclasses.field(default_factory=set)
-  commands: int = 0
+  def __init__(self, models, *, ignored=(), open_terminal=None):
+    """Takes a folder with m0 to m3.
+
+    Args:
+      models: the folder.
+      ignored: kinds of faults that are passed over.
+      open_terminal: root -> what runs commands; default: this process.
+    """
+    self.ignored = set(ignored)
+    self._models, self._open_terminal = models, open_terminal
+    self._kept = {}
 
   @contextlib.contextmanager
   def world(self):
@@ -241,9 +251,12 @@ class Player:
     root = tempfile.mkdtemp()
     try:
       with pytest.MonkeyPatch.context() as monkeypatch:
-        disk = Disk(root)
-        terminal = Terminal(disk, monkeypatch, self.kept)
-        world = World(root, terminal, self.models)
+        if self._open_terminal:
+          terminal = self._open_terminal(root)
+        else:
+          seeds = truth.checksums()
+          terminal = Terminal(Disk(root), monkeypatch, self._kept, seeds)
+        world = World(root, terminal, self._models)
         world.ignored = self.ignored
         for name, documents in START.items():
           world.write_corpus(name, documents)
@@ -256,7 +269,6 @@ class Player:
     """The fault that a sequence shows, or None."""
     with self.world() as world:
       for step in steps:
-        self.commands += step.verb in _COMMANDS
         try:
           world.run(step)
         except Wrong as wrong:

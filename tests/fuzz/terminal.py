@@ -40,10 +40,16 @@ class Finished:
 class Terminal:
   """Runs scripts; a model is loaded once, and a pass is run once."""
 
-  def __init__(self, disk, monkeypatch, kept):
-    """Kept: a dict, the same for all terminals that may share their work."""
-    self._disk = disk
-    self._kept = kept
+  def __init__(self, disk, monkeypatch, kept, seeds):
+    """Patches what loads, computes and writes.
+
+    Args:
+      disk: sees the writes.
+      monkeypatch: takes the patches back.
+      kept: a dict, the same for all terminals that share their work.
+      seeds: of the weights, by checksum.
+    """
+    self._disk, self._kept, self._seeds = disk, kept, seeds
     self.passes = self.loads = self._interrupt_at = 0
     share_passes(monkeypatch, kept.setdefault("compiled", {}))
     monkeypatch.setattr(scorer_lib.Scorer, "_call", self._call())
@@ -64,7 +70,7 @@ class Terminal:
     before = self.passes, self.loads, self._interrupt_at
     self.passes, self.loads, self._interrupt_at = 0, 0, interrupt_at
     with (
-      self._disk.process(at=at, then=then),
+      self._disk.process(at=at, then=then) as process,
       _as_started(),
       warnings.catch_warnings(),
       contextlib.redirect_stdout(out),
@@ -74,7 +80,7 @@ class Terminal:
       status = _run(argv)
       done = Finished(
         status, out.getvalue(), err.getvalue(),
-        self._disk.writes, self.passes, self.loads,
+        process.writes, self.passes, self.loads,
       )  # fmt: skip
     self.passes, self.loads, self._interrupt_at = before
     return done
@@ -92,7 +98,7 @@ class Terminal:
         kept[key] = call(scorer, function, kind, ids, lengths)
       found = np.array(kept[key])
       for row, text in enumerate(ids):
-        if truth.is_damaged(model.checksum, text.tolist(), kind):
+        if truth.is_damaged(self._seeds[model.checksum], text.tolist(), kind):
           found[row] = np.nan
       return found
 
