@@ -11,9 +11,10 @@ import pytest
 from fuzz import truth
 from fuzz.disk import Disk
 from fuzz.faults import Wrong
+from fuzz.fresh import Fresh
 from fuzz.terminal import Terminal
 from fuzz.texts import GOOD, LIMIT, TEXTS, THRESHOLDS, UNREADABLE
-from fuzz.world import World
+from fuzz.world import WINDOWS, World
 
 _ODD = (*(name for name in TEXTS if name not in GOOD), UNREADABLE)
 START = {
@@ -243,7 +244,7 @@ class Player:
     """
     self.ignored = set(ignored)
     self._models, self._open_terminal = models, open_terminal
-    self._kept = {}
+    self._kept, self._fresh = {}, {}
 
   @contextlib.contextmanager
   def world(self):
@@ -258,6 +259,8 @@ class Player:
           terminal = Terminal(Disk(root), monkeypatch, self._kept, seeds)
         world = World(root, terminal, self._models)
         world.ignored = self.ignored
+        if self._open_terminal is None:
+          world.fresh = Fresh(terminal, self._models, WINDOWS, self._fresh)
         for name, documents in START.items():
           world.write_corpus(name, documents)
         world.write_slices("A")

@@ -40,6 +40,11 @@ class Held:
   detail: str
   hashes: dict
 
+  def is_full(self, facts):
+    """Whether it says as much as a store made for these thresholds."""
+    asked = facts["alpha"], facts["beta"]
+    return self.detail == "tokens" and self.thresholds == asked
+
 
 def open_store(workdir):
   """(store, what it says); the program's own errors where it can't be read."""

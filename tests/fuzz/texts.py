@@ -1,5 +1,7 @@
 """The texts of the fuzzer: few, so that each is scored once."""
 
+import json
+
 import numpy as np
 from support.tiny_runs import D, K
 
@@ -32,6 +34,19 @@ UNREADABLE = "unreadable"
 def text_of(name):
   """None for a row that can't be read."""
   return TEXTS.get(name)
+
+
+def corpus_lines(documents):
+  """(id, text) as JSON lines."""
+  return "".join(
+    json.dumps({"id": doc_id, "text": text}) + "\n"
+    for doc_id, text in documents
+  )
+
+
+def slice_text(spans):
+  """Spans as the text of a slice file."""
+  return ";".join(f"[{start}, {end}]" for start, end in spans)
 
 
 def margins():

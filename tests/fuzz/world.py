@@ -1,6 +1,5 @@
 """A user's folder: texts, models and what commands made of them."""
 
-import json
 import pathlib
 import re
 import shutil
@@ -11,10 +10,10 @@ from support.tiny_runs import D, K
 from fuzz import results, rules, stores, truth
 from fuzz.faults import Wrong, words
 from fuzz.terminal import INTERRUPTED, KILLED
-from fuzz.texts import THRESHOLDS, text_of
+from fuzz.texts import THRESHOLDS, corpus_lines, slice_text, text_of
 from fuzz.truth import Facts
 
-_WINDOWS = (f"--config.longppl.short_len={K}", f"--config.longppl.stride={D}")
+WINDOWS = (f"--config.longppl.short_len={K}", f"--config.longppl.stride={D}")
 _LONGEST = 10  # passes that a document of the fuzzer takes at most
 
 
@@ -27,12 +26,13 @@ class World:
     weights: name of a model -> seed.
     slices: spans in slices/, by number.
     ignored: kinds of faults that are passed over.
+    fresh: results of an empty folder to compare with, or None.
   """
 
   def __init__(self, root, terminal, models):
     self.root = pathlib.Path(root)
     self.corpora, self.weights, self.slices = {}, {}, []
-    self.ignored = set()
+    self.ignored, self.fresh = set(), None
     self._terminal, self._models = terminal, models
     # By workdir and model: what its files, and its ledger, may be made of.
     self._expected, self._ledgers = {}, {}
@@ -72,11 +72,8 @@ class World:
   def write_corpus(self, name, documents):
     """Writes texts as JSON lines; a text that is not known can't be read."""
     self.corpora[name] = list(documents)
-    lines = [
-      json.dumps({"id": doc_id, "text": text_of(text)}) + "\n"
-      for doc_id, text in documents
-    ]
-    (self.root / f"{name}.jsonl").write_text("".join(lines))
+    lines = corpus_lines(self._documents(name))
+    (self.root / f"{name}.jsonl").write_text(lines)
 
   def set_weights(self, name, seed):
     """Puts the weights of a seed into a model's folder."""
@@ -96,8 +93,8 @@ class World:
       places = [] if key is None else np.flatnonzero(key)[::step]
       # Target t is character t + 1.
       self.slices.append(tuple((int(t) + 1, int(t) + 2) for t in places))
-      pieces = [f"[{start}, {end}]" for start, end in self.slices[-1]]
-      (folder / f"slice_{i}.txt").write_text(";".join(pieces))
+      text = slice_text(self.slices[-1])
+      (folder / f"slice_{i}.txt").write_text(text)
 
   def damage(self, workdir, place):
     """Flips a bit of a part of a store."""
@@ -135,7 +132,7 @@ class World:
     done = self._terminal.run(
       "scripts/score.py", "--model", self.root / evaluator,
       "--data", self.root / f"{corpus}.jsonl", "--workdir", self.root / workdir,
-      *_WINDOWS, *_thresholds(thresholds), "--detail", detail,
+      *WINDOWS, *_thresholds(thresholds), "--detail", detail,
       *([f"--row_range={rows[0]}:{rows[1]}"] if rows else []),
       *([f"--max_length={limit}"] if limit else []),
       *(["--overwrite"] if overwrite else []),
@@ -154,8 +151,9 @@ class World:
     """scripts/eval.py; `keys` is a workdir, "slices", or None: scores first."""
     documents = self._documents(corpus)
     source = self.root / (keys or workdir)
+    held = stores.read(source)
     excuse, key_facts = rules.of_evaluation(
-      stores.read(source), documents, keys, seed=self.weights[evaluator],
+      held, documents, keys, seed=self.weights[evaluator],
       thresholds=thresholds, limit=limit, overwrite=overwrite,
       is_fragile=(keys or workdir) in self._fragile, slices=self.slices,
     )  # fmt: skip
@@ -176,7 +174,7 @@ class World:
     entered = self._enter(workdir)
     words_of_keys = ["--keys", source]
     if keys is None:
-      words_of_keys = ["--evaluator", self.root / evaluator, *_WINDOWS]
+      words_of_keys = ["--evaluator", self.root / evaluator, *WINDOWS]
       self._hold(workdir, overwrite)
     elif keys == "slices":
       words_of_keys = ["--keys", f"slices:{source}"]
@@ -203,9 +201,17 @@ class World:
         if not (self.root / workdir / "results" / f"{name}.json").exists():
           self._wrong("eval: status 0, and a model has no result", name)
       named = {line.split()[0] for line in done.out.splitlines() if line}
+      if keys in (None, "slices") or held.is_full(key_facts):
+        self._compare_with_fresh(workdir, found, made)
       beside = {name: facts for name, facts in found.items() if name in named}
       results.check_alike(beside, "eval's table", self._wrong)
     return done
+
+  def _compare_with_fresh(self, workdir, found, made):
+    for name in made.keys() & found.keys() if self.fresh else ():
+      path = self.root / workdir / "results" / f"{name}.json"
+      if field := self.fresh.difference(path, found[name]):
+        self._wrong(f"not what a fresh run says: {field}", name)
 
   def compare(self, workdir, **event):
     """scripts/report.py compare."""
