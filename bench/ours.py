@@ -17,6 +17,7 @@ from absl import app, flags
 
 import longctx_jax as lc
 from longctx_jax import longppl
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer as scorer_lib
 
 _MODEL = flags.DEFINE_string("model", None, "Model folder.", required=True)
@@ -50,7 +51,7 @@ def main(argv):
   load = time.process_time() - start
 
   # The scorer that the public functions below will use.
-  scorer = longppl._scorer(model, *windows.values())
+  scorer = longppl._scorer(model, Windows(**windows))
   scorer.long_pass = Timed(scorer.long_pass)
   scorer.window_pass = Timed(scorer.window_pass)
   wall, start = time.monotonic(), time.process_time()

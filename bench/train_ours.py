@@ -18,7 +18,7 @@ from absl import app, flags
 import longctx_jax as lc
 from longctx_jax.model import sharding
 from longctx_jax.paper import windows
-from longctx_jax.training import optimizer
+from longctx_jax.training import losses, optimizer
 from longctx_jax.training import state as state_lib
 from longctx_jax.training import step as step_lib
 
@@ -33,7 +33,7 @@ def make_batch(
   ids: np.ndarray, *, short_len: int, stride: int
 ) -> dict[str, np.ndarray]:
   """A batch of one row with all of its windows but the first."""
-  plan = windows.plan_windows(len(ids), short_len=short_len, stride=stride)
+  plan = windows.Windows(short_len, stride).plan(len(ids))
   inputs, targets = windows.align(ids)
   ones = np.ones((1, len(targets)), np.float32)
   columns = {
@@ -59,7 +59,7 @@ def main(argv):
   batch = make_batch(ids, **sizes)
   config = optimizer.OptimizerConfig(learning_rate=2e-5, warmup_steps=0)
   adam = optimizer.make_optimizer(config, 200)
-  loss = step_lib.LossConfig(weights=_WEIGHTS.value, chunk=128, **sizes)
+  loss = losses.LossConfig(weights=_WEIGHTS.value, chunk=128, **sizes)
   step = step_lib.make_train_step(model, adam, loss, compute_dtype=jnp.float32)
   state = state_lib.create(model, adam)
   del model

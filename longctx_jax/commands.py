@@ -8,14 +8,17 @@ import os
 import pathlib
 import re
 import shlex
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from longctx_jax.runtime import failures, machine, urls
 from longctx_jax.scoring import protocol
 
 # Of a store of key tokens; the thresholds may be any that it can be read with.
@@ -54,6 +57,18 @@ CACHE = flags.DEFINE_string(
   "folder of compiled programs, so that a second run compiles nothing; '' is "
   "none",
 )
+
+
+VERBOSE = flags.DEFINE_bool(
+  "verbose", False, "show where an error comes from, and all that is logged"
+)
+
+
+_GOES_ON = "what is finished is kept, and the same command goes on"
+
+
+# Flags that name what is written.
+_OUTPUTS = ("workdir", "output", "target")
 
 
 def define_config(default: str) -> flags.FlagHolder:
@@ -154,10 +169,12 @@ def read_models(names: list[str] | None, path: str) -> list[str] | None:
 
   Raises:
     FileNotFoundError: no such file.
+    ValueError: the file is no text.
   """
   found = list(names or [])
   if path:
-    lines = pathlib.Path(path).read_text().splitlines()
+    with failures.reading(path):
+      lines = pathlib.Path(path).read_text().splitlines()
     found += [
       line.strip()
       for line in lines
@@ -204,7 +221,9 @@ def run(
   )
 
 
-def _parse(argv, verbs, words):
+def _parse(
+  argv: list[str], verbs: Collection[str], words: Collection[str]
+) -> list[str]:
   named = any(re.match(r"--?config(=|$)", argument) for argument in argv)
   if _default_config and not named:
     argv = [argv[0], f"--config={_default_config}", *argv[1:]]
@@ -220,42 +239,69 @@ def _parse(argv, verbs, words):
     _fail(f"expected {', then '.join(expected)}")
   if not verbs and len(rest) > 1:
     _fail(f"arguments without a flag: {' '.join(rest[1:])}")
+  try:
+    for name in _OUTPUTS:
+      if name in flags.FLAGS:
+        urls.require_local(flags.FLAGS[name].value or "", flag=name)
+  except ValueError as error:
+    _fail(error)
   return rest
 
 
-def _fail(error):
+def _fail(error: BaseException | str) -> NoReturn:
   # ml_collections wraps a KeyError, whose text would come out quoted.
   while isinstance(error, AttributeError | KeyError) and error.args:
     error = error.args[0]
   # A config that raises comes with its traceback; the last line says why.
   if isinstance(error, flags.Error) and "Traceback" in str(error):
     error = str(error).strip().splitlines()[-1]
-  print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-  sys.exit(2)
+  _end(f"error: {' '.join(str(error).split())}", 2)
 
 
-def _run(main, platform, before):
-  logging.set_verbosity(logging.INFO)
+def _end(line: str, status: int) -> NoReturn:
+  print(line, file=sys.stderr)
+  sys.exit(status)
+
+
+def _run(
+  main: Callable[[], None], platform: str, before: Callable[[], None]
+) -> None:
+  logging.set_verbosity(logging.DEBUG if VERBOSE.value else logging.INFO)
   # JAX reports each backend that is not there.
   py_logging.getLogger("jax").setLevel(py_logging.WARNING)
   # The time and place of a line are noise to whoever waits for a result; so is
   # what libraries say of their work.
   logging.get_absl_handler().setFormatter(None)
   logging.get_absl_handler().addFilter(_is_ours_or_urgent)
+  # First: where processes are joined, JAX listens in its stead.
+  machine.raise_on_sigterm()
   try:
     before()
     _start_device(PLATFORM.value or platform)
     main()
-  except (ValueError, OSError) as error:
-    logging.debug("%s", error, exc_info=True)
-    _fail(error)
+    sys.stdout.flush()
+  except machine.Terminated:
+    _end(f"told to end: {_GOES_ON}", 128 + signal.SIGTERM)
+  except KeyboardInterrupt:
+    _end(f"interrupted: {_GOES_ON}", 128 + signal.SIGINT)
+  except BrokenPipeError:
+    # Whoever read the table has seen enough, as `head` does.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
+  except Exception as error:
+    sentence = failures.explain(error)
+    if not sentence:
+      raise
+    if VERBOSE.value:
+      traceback.print_exception(error)
+    _fail(sentence)
 
 
-def _is_ours_or_urgent(record):
+def _is_ours_or_urgent(record: py_logging.LogRecord) -> bool:
   return record.levelno > py_logging.INFO or _PACKAGE in record.pathname
 
 
-def _start_device(platform):
+def _start_device(platform: str) -> None:
   if platform:
     jax.config.update("jax_platforms", platform)
   if CACHE.value:
@@ -284,9 +330,8 @@ def device_line() -> str:
   """What the program runs on, e.g. "jax 0.10.2 | cpu x2 | 23 GiB"."""
   device = jax.devices()[0]
   if device.platform == "cpu":
-    count = len(os.sched_getaffinity(0))
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    kind = "cpu"
+    count, kind = machine.cpu_count(), "cpu"
+    size = machine.memory_bytes()
   else:
     count, kind = jax.device_count(), device.device_kind
     stats = device.memory_stats() or {}

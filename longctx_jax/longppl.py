@@ -12,8 +12,9 @@ from longctx_jax.evaluation import passes, results
 from longctx_jax.evaluation.results import LongPplResult
 from longctx_jax.key_tokens.record import KeyTokens, require_spans
 from longctx_jax.model.loaded import LoadedModel, require_tokenizer
-from longctx_jax.paper import windows
-from longctx_jax.scoring import finder
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
+from longctx_jax.scoring import finder as finder_lib
 from longctx_jax.scoring import protocol as protocol_lib
 from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.text import corpus
@@ -55,61 +56,36 @@ def find_key_tokens(
       one that needs its BOS under "paper".
   """
   protocol_lib.check_protocol(protocol, "truncate_end")
-  windows.check_window(short_len=short_len, stride=stride)
+  windows, thresholds = Windows(short_len, stride), Thresholds(alpha, beta)
   require_tokenizer(evaluator)
   texts = [text] if isinstance(text, str) else list(text)
-  max_length = max_length or evaluator.config.max_position
-  manifest = finder.make_manifest(
+  manifest = finder_lib.make_manifest(
     evaluator,
-    short_len=short_len,
-    stride=stride,
-    alpha=alpha,
-    beta=beta,
-    protocol_name=protocol,
-    max_length=max_length,
+    windows=windows,
+    thresholds=thresholds,
+    protocol=protocol,
+    max_length=max_length or evaluator.config.max_position,
     over_length="truncate_end",
     detail="tokens",
   )
-  scorer = _scorer(evaluator, short_len, stride)
-  if protocol == "paper" and any(texts):
-    protocol_lib.check_bos(scorer, max(texts, key=len))
+  finder = finder_lib.Finder(_scorer(evaluator, windows), manifest)
   documents = [
     corpus.Document(str(i), i, text, None, {}) for i, text in enumerate(texts)
   ]
-  prepared = [
-    protocol_lib.prepare(
-      text,
-      evaluator.tokenizer,
-      protocol=protocol,
-      is_evaluator=True,
-      max_length=max_length,
-      over_length="truncate_end",
-    )
-    for text in texts
-  ]
-  jobs = [
-    scorer_lib.Job(i, item.ids, item.prefix_len)
-    for i, item in enumerate(prepared)
-    if not item.reason
-  ]
-  scores = {done.job.key: done for done in scorer.score(jobs)}
-  found = [
-    finder.key_tokens_of(document, item, scores.get(i), manifest)
-    for i, (document, item) in enumerate(zip(documents, prepared, strict=True))
-  ]
-  for item, keys in zip(prepared, found, strict=True):
+  finder.check_bos(documents)
+  found = sorted(finder.find(documents), key=lambda keys: keys.doc_index)
+  for keys in found:
     if keys.reason == "too_short":
-      message = protocol_lib.explain_too_short(
-        item.n_text, short_len=short_len, stride=stride
-      )
+      n_text = keys.n_tokens + 1 - manifest.prefix_len
+      message = protocol_lib.explain_too_short(n_text, windows)
       logging.warning("%s", message)
   return found[0] if isinstance(text, str) else found
 
 
 @functools.lru_cache(maxsize=2)
-def _scorer(model, short_len, stride):
+def _scorer(model, windows):
   # Compiled passes outlive a call, so that a loop over texts compiles once.
-  return scorer_lib.make_scorer(model, short_len=short_len, stride=stride)
+  return scorer_lib.make_scorer(model, windows)
 
 
 def compute_longppl(
@@ -136,7 +112,7 @@ def compute_longppl(
   keys = [keys] if isinstance(keys, KeyTokens) else list(keys)
   check_texts(texts, keys)
   manifest = keys[0].manifest
-  scorer = _scorer(model, manifest["short_len"], manifest["stride"])
+  scorer = _scorer(model, manifest.windows)
   run = passes.Evaluation(scorer, manifest)
   run.check_bos(texts)
   found = {
@@ -145,7 +121,7 @@ def compute_longppl(
   }
   return results.summarise(
     [found[id(one)] for one in keys],
-    protocol_name=manifest["protocol"],
+    protocol_name=manifest.protocol,
     self_evaluated=run.self_evaluated,
   )
 
@@ -160,13 +136,14 @@ def check_texts(texts: Sequence[str], keys: Sequence[KeyTokens]) -> None:
   if len(texts) != len(keys) or not keys:
     raise ValueError(f"{len(texts)} texts and {len(keys)} key tokens")
   require_spans(keys[0].manifest)
-  settings = [one.manifest | {"versions": None} for one in keys]
-  for text, one, own in zip(texts, keys, settings, strict=True):
-    if own != settings[0]:
+  first = keys[0].manifest.to_json()
+  for text, one in zip(texts, keys, strict=True):
+    if one.manifest != keys[0].manifest:
+      own = one.manifest.to_json()
       differing = sorted(
         name
-        for name in own | settings[0]
-        if own.get(name) != settings[0].get(name)
+        for name in own | first
+        if name != "versions" and own.get(name) != first.get(name)
       )
       raise ValueError(
         f"the key tokens of document {one.doc_id!r} were found with other "
@@ -206,6 +183,6 @@ def longppl_from_log_probs(
       passes.result_from_log_probs(*document)
       for document in zip(keys, text, log_probs, offsets, strict=True)
     ],
-    protocol_name=keys[0].manifest["protocol"],
+    protocol_name=keys[0].manifest.protocol,
     self_evaluated=False,
   )

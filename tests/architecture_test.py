@@ -16,7 +16,7 @@ ROOMS = (
 # Rooms that do without: they are arithmetic, or read by people without a
 # device. Directly and by what they import.
 WITHOUT = {
-  "paper": "flax pyarrow fsspec absl transformers ml_collections",
+  "paper": "jax flax pyarrow fsspec absl transformers ml_collections",
   "text": "jax flax ml_collections",
   "key_tokens": "jax flax transformers ml_collections",
   "report": "flax orbax ml_collections transformers",
@@ -189,8 +189,8 @@ def test_one_place_compiles():
   and what makes parameters, and moves them to the devices and back.
   """
   compiles = (
-    "scoring.scorer model.attention checkpoints.placement checkpoints.export "
-    "training.program training.state"
+    "scoring.scorer scoring.paper_step model.attention checkpoints.placement "
+    "checkpoints.export training.program training.state"
   )
   for name, path in MODULES.items():
     used = {

@@ -207,7 +207,7 @@ CASES = {
     checkpoints/export_test::test_a_failed_export_leaves_nothing""",
   "G7": "checkpoints/export_test::test_one_shard_is_one_file_that_stays",
   "G8": """
-    checkpoints/weights_test::test_a_tokenizer_with_more_ids_than_the_model_is_refused
+    checkpoints/weights_test::test_ids_without_an_embedding_are_refused_where_they_occur
     checkpoints/convert_test::test_verification_is_what_its_names_say""",
   "G9": """
     checkpoints/export_test::test_shards_keep_to_their_size_and_are_indexed
@@ -340,8 +340,80 @@ FAULTS = {
   # stale: numbers that belong to other inputs.
   # lost: work lost, or done by two at once.
   # silent: something is left out and nobody says so.
+  "silent-2": """
+    checkpoints/facts/context_test::test_a_model_reaches_as_far_as_its_table
+    checkpoints/facts/context_test::test_a_stretch_whose_end_no_field_states_is_said
+    checkpoints/facts/context_test::test_a_trained_table_reaches_as_far_as_its_export""",
+  # A .json file that is one array.
+  "silent-5": """
+    text/corpus_test::test_an_array_of_json_is_read_row_by_row
+    text/corpus_test::test_json_that_holds_no_rows_is_refused_before_a_text_is_read""",
+  # Subfolders, .md, compressed files.
+  "silent-8": """
+    text/corpus_test::test_a_folder_is_read_with_its_subfolders
+    text/corpus_test::test_compressed_files_read_like_others
+    text/corpus_test::test_a_damaged_compressed_file_is_named""",
+  # Progress within a document, compile, load.
+  "silent-9": """
+    runtime/progress_test::test_a_long_document_tells_its_windows
+    runtime/progress_test::test_what_lasts_is_told_at_its_start_and_again""",
   # facts: facts of a checkpoint or tokenizer that are not taken.
+  "facts-1": """
+    checkpoints/weights_test::test_a_tied_model_may_store_a_head_of_its_own
+    checkpoints/weights_test::test_the_head_alone_is_the_embedding_of_a_tied_model""",
+  "facts-2": "checkpoints/weights_test::test_ids_without_an_embedding_are_refused_where_they_occur",
+  "facts-3": "text/tokenizer_test::test_files_that_disagree_on_the_bos_are_called_out",
+  "facts-4": "scoring/protocol_test::test_a_text_that_holds_the_bos_is_called_out",
+  "facts-5": "text/tokenizer_test::test_the_package_that_reads_a_vocabulary_is_named",
+  "facts-6": "checkpoints/gguf/tensors_test::test_an_unknown_pre_tokenizer_is_read_from_beside",
+  "facts-7": "checkpoints/facts/config_json_test::test_what_is_not_understood_is_refused_by_name",
+  "facts-8": "checkpoints/facts/config_json_test::test_an_override_changes_the_table_and_is_written",
+  "facts-9": """
+    checkpoints/weights_test::test_weights_of_64_bits_are_read
+    checkpoints/weights_test::test_whole_numbers_are_named_for_what_they_are""",
+  "facts-10": "checkpoints/weights_test::test_an_adapter_is_named",
   # sentence: an exception in place of a sentence.
+  # Cut-off or empty safetensors.
+  "sentence-1": "checkpoints/weights_test::test_a_damaged_file_is_named",
+  # A git-lfs pointer in place of a shard, index or config.json.
+  "sentence-13": """
+    checkpoints/weights_test::test_a_damaged_file_is_named
+    runtime/foreign_files_test::test_what_is_no_object_is_named""",
+  # gs://, s3://, https:// without their package; hf:// offline.
+  "sentence-2": """
+    text/corpus_test::test_urls_that_cannot_be_read_here_are_named
+    text/corpus_test::test_a_connection_that_breaks_later_is_named
+    commands_test::test_a_mistake_is_one_line_and_status_2""",
+  # A dtype that is none.
+  "sentence-3": "commands_test::test_a_mistake_is_one_line_and_status_2",
+  # Offsets beyond what was read.
+  "sentence-5": """
+    evaluation/foreign_test::test_log_probs_of_what_the_evaluator_did_not_read_are_refused
+    evaluation/foreign_test::test_a_file_that_does_not_fit_names_document_and_target
+    evaluation/foreign_test::test_a_file_that_is_no_parquet_is_named""",
+  # Benchmarks that are not named.
+  "sentence-6": "commands_test::test_a_mistake_is_one_line_and_status_2",
+  # A full disk.
+  "sentence-7": """
+    runtime/failures_test::test_a_full_disk_is_named_by_the_file_that_was_to_appear
+    runtime/failures_test::test_what_came_from_outside_is_a_sentence
+    commands_test::test_a_mistake_is_one_line_and_status_2""",
+  # The model ".".
+  "sentence-8": "evaluation/run_test::test_the_folder_one_is_in_has_a_name",
+  # A config without a model.
+  "sentence-9": "commands_test::test_a_mistake_is_one_line_and_status_2",
+  # A workdir in a bucket.
+  "sentence-10": """
+    commands_test::test_a_mistake_is_one_line_and_status_2
+    runtime/urls_test::test_nothing_is_written_to_a_url""",
+  # macOS, Windows.
+  "sentence-11": """
+    runtime/machine_test::test_score_eval_and_report_run_everywhere
+    runtime/machine_test::test_training_says_at_once_where_it_cannot_run
+    runtime/machine_test::test_cores_and_memory_are_counted_or_left_out
+    runtime/machine_test::test_a_folder_that_cannot_be_opened_is_no_error_on_windows""",
+  # Ctrl-C and SIGTERM, outside of training.
+  "sentence-12": "commands_test::test_a_signal_ends_in_one_line",
   # statistics: intervals that promise more than they hold.
   "statistics-1": """
     paper/coverage_test::test_intervals_over_documents_hold_what_they_promise

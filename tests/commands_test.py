@@ -1,6 +1,7 @@
 """What a user sees of a mistake: one line, the nearest name, status 2."""
 
 import re
+import signal
 
 import pytest
 from support.command_line import run
@@ -8,9 +9,12 @@ from support.tiny_runs import make_config, save_models, write_jsonl
 
 from longctx_jax import commands
 
-EVAL, SCORE, REPORT = (
-  f"scripts/{name}.py" for name in ("eval", "score", "report")
-)
+EVAL, SCORE, REPORT, TRAIN, DEMO, CONTROLS, CONVERT, DATA = (
+  f"scripts/{name}.py"
+  for name in (
+    "eval", "score", "report", "train", "demo", "controls", "convert", "data"
+  )
+)  # fmt: skip
 # As on a machine that has the device, while JAX finds no plugin for it.
 ON_A_MACHINE_WITH = """
 import os, runpy, sys
@@ -21,6 +25,30 @@ devices = lambda p: p == path if str(p).startswith("/dev/") else exists(p)
 os.path.exists = devices
 jax.config.update("jax_platforms", None)
 jax.default_backend = lambda: "cpu"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+# As where the disk of the workdir is full.
+FULL_DISK = """
+import errno, os, runpy, stat, sys
+sys.argv = sys.argv[1:]
+fsync = os.fsync
+def full(descriptor):
+  if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+  fsync(descriptor)
+os.fsync = full
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+# As where a signal comes while documents are scored.
+INTERRUPTED = """
+import os, runpy, sys, time
+from longctx_jax.scoring import run
+number, sys.argv = int(sys.argv[1]), sys.argv[2:]
+def score(*args, **kwargs):
+  os.kill(os.getpid(), number)
+  time.sleep(60)
+run.score_corpus = score
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -94,6 +122,68 @@ MISTAKES = {
     ["with.py", "/dev/accel0", "{root}/" + REPORT, "compare", "w"],
     "no results in w/results",
   ),
+  "a place without its package": (
+    [SCORE, "--workdir=w", "--model=m0", "--data=gs://b/k.jsonl"],
+    "gs://b/k.jsonl needs a package that is not installed: pip install gcsfs",
+  ),
+  "a hub without a network": (
+    [SCORE, "--workdir=w", "--model=m0", "--data=hf://datasets/o/n/*.parquet"],
+    "hf://datasets/o/n/*.parquet can't be read: ",
+  ),
+  "results in a place without its package": (
+    [REPORT, "compare", "s3://b/runs"], "pip install s3fs"
+  ),
+  "a dtype": (
+    [SCORE, "--workdir=w", "--data=c.jsonl", "--model=m0",
+     "--config.scoring.dtype=bf16"],
+    "scoring.dtype='bf16' is not one of float32, bfloat16, float16",
+  ),
+  "a dtype in training": (
+    [TRAIN, "--config={root}/configs/tiny.py", "--workdir=t", "--model=m0",
+     "--data=c.jsonl", "--config.model.dtype=half"],
+    "model.dtype='half' is not one of",
+  ),
+  "no model to train": (
+    [TRAIN, "--config={root}/configs/tiny.py", "--workdir=t", "--data=c.jsonl"],
+    "no model is named: give --model",
+  ),
+  "no benchmarks": (
+    [REPORT, "correlate", "r"],
+    "no benchmark scores are named: give --benchmarks FILE.csv",
+  ),
+  "benchmarks that are no text": (
+    [REPORT, "correlate", "r", "--benchmarks=junk.bin"], "junk.bin is damaged"
+  ),
+  "log-probs that are no Parquet": (
+    [EVAL, "--log_probs=junk.bin", "--name=x"], "junk.bin is damaged"
+  ),
+  "a list of models that is no text": (
+    [EVAL, "--models_file=junk.bin"], "junk.bin is damaged"
+  ),
+  "a JSON file of another form": (
+    [SCORE, "--workdir=w", "--data=r/results/a.json", "--model=m0"],
+    "a.json has no column 'text'; it has: name, reason",
+  ),
+  "an array that is cut off": (
+    [SCORE, "--workdir=w", "--data=cut.json", "--model=m0"],
+    "cut.json is one JSON array, and damaged at element 1",
+  ),
+  "a full disk": (
+    ["full.py", "{root}/" + SCORE, "--workdir=w", "--data=c.jsonl",
+     "--model=m0"],
+    "no space left on the disk. Free some, and the same",
+  ),
+  **{
+    f"{flag} of {script} in a bucket": (
+      [script, f"--{flag}=gs://b/k", *words], f"--{flag} gs://b/k is a URL"
+    )
+    for script, flag, *words in (
+      (SCORE, "workdir"), (EVAL, "workdir"), (TRAIN, "workdir"),
+      (DEMO, "workdir"), (CONTROLS, "workdir"),
+      (CONVERT, "target", "--source=m0"), (DATA, "output", "govreport"),
+      (REPORT, "output", "html", "r"),
+    )
+  },
   "a TPU, and the CPU was chosen": (
     ["with.py", "/dev/accel0", "{root}/" + EVAL, "--model=m", "--platform=cpu"],
     "no data given",
@@ -106,15 +196,29 @@ def finished(tmp_path_factory):
   """What each command of MISTAKES, and --help, left."""
   folder = tmp_path_factory.mktemp("commands")
   (folder / "with.py").write_text(ON_A_MACHINE_WITH)
+  (folder / "full.py").write_text(FULL_DISK)
+  (folder / "stop.py").write_text(INTERRUPTED)
+  (folder / "junk.bin").write_bytes(b"\xff\xfe\x00\x81" * 99)
+  (folder / "cut.json").write_text('[{"text": "a"}, {"te')
+  (folder / "r" / "results").mkdir(parents=True)
+  (folder / "r" / "results" / "a.json").write_text(
+    '{"name": "a", "reason": "failed", "longppl": null, "ppl": null}'
+  )
   save_models(folder, ["m0"])
   write_jsonl(folder / "c.jsonl", ["text"])
   root = commands.__file__.rpartition("/longctx_jax/")[0]
+  own = ("with.py", "full.py", "stop.py")
   given = {name: command for name, (command, _) in MISTAKES.items()}
   given["help"] = [EVAL, "--help"]
+  missing = [SCORE, "--workdir=w", "--data=c.jsonl", "--model=./m9"]
+  given["verbose"] = [*missing, "--verbose"]
+  for number in signal.SIGINT, signal.SIGTERM:
+    stopped = ["stop.py", str(int(number)), f"{{root}}/{SCORE}", "--workdir=w"]
+    given[number] = stopped
   done = run(
     [
       [
-        folder / word if word == "with.py" else word.format(root=root)
+        folder / word if word in own else word.format(root=root)
         for word in command
       ]
       for command in given.values()
@@ -131,9 +235,30 @@ def test_a_mistake_is_one_line_and_status_2(finished, name):
   one = finished[name]
   assert one.status == 2, one.err
   # JAX itself warns of a GPU that it cannot use.
-  (line,) = (x for x in one.err.splitlines() if not x.startswith("An NVIDIA"))
+  said = ("An NVIDIA", "loading m0")
+  (line,) = (x for x in one.err.splitlines() if not x.startswith(said))
   assert line.startswith("error: ") and MISTAKES[name][1] in line
   assert "Traceback" not in line
+
+
+def test_verbose_shows_where_an_error_comes_from(finished):
+  one = finished["verbose"]
+  assert one.status == 2
+  assert "Traceback" in one.err and "in resolve" in one.err
+  last = one.err.splitlines()[-1]
+  assert last.startswith("error: ./m9: no such file or folder")
+
+
+@pytest.mark.parametrize(
+  ("number", "said"),
+  [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "told to end")],
+)
+def test_a_signal_ends_in_one_line(finished, number, said):
+  one = finished[number]
+  assert one.status == 128 + number
+  assert one.err == (
+    f"{said}: what is finished is kept, and the same command goes on\n"
+  )
 
 
 def test_the_first_line_says_what_it_runs_on(finished):

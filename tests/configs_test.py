@@ -100,7 +100,8 @@ def test_it_loads_locked_with_settings_that_a_run_can_have(
   else:
     block, check = "loss", config_lib.check_config
   if "loss" in config and "weights" in config.loss:
-    # The command line names the store.
+    # The command line names the model, where the file does not, and the store.
+    config.model.path = config.model.path or "M"
     stored = config.loss.weights == "stored"
     config.data.key_tokens = "runs/keys" if stored else ""
   check(config)

@@ -25,6 +25,7 @@ from longctx_jax.experiments import demo
 from longctx_jax.key_tokens import slices as slices_lib
 from longctx_jax.model import sharding
 from longctx_jax.paper import spans
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer
 from longctx_jax.text import corpus
 from longctx_jax.text.tokenizer import TextTokenizer
@@ -187,7 +188,7 @@ def check_another_tokenizer(model, text, keys, facts, arrays):
   # The reference's indices are those of the targets, too.
   assert np.flatnonzero(targets).tolist() == facts["key_tokens_shifted"]
   run = passes.Evaluation(
-    scorer.make_scorer(model, short_len=1, stride=1), keys.manifest
+    scorer.make_scorer(model, Windows(1, 1)), keys.manifest
   )
   (done,) = run.evaluate([(keys, text)])
   np.testing.assert_allclose(-done.log_probs, arrays["nll"], rtol=0, atol=NATS)

@@ -20,7 +20,9 @@ from longctx_jax import testing
 from longctx_jax.model import parameters, partition, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.model.rope import RopeConfig
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer as scorer_lib
+from longctx_jax.scoring import setup
 from longctx_jax.training import config as config_lib
 from longctx_jax.training import optimizer, program, rows
 
@@ -114,9 +116,9 @@ def abstract_model(config, mesh, dtype=jnp.bfloat16):
   )
 
 
-def compile_pass(model, name, shape, *static, **options):
+def compile_pass(model, name, shape, *static, windows, **options):
   """The compiled pass of a scorer."""
-  scorer = scorer_lib.make_scorer(model, backend="splash", **options)
+  scorer = scorer_lib.make_scorer(model, windows, backend="splash", **options)
   ids, lengths = (
     jax.ShapeDtypeStruct(
       size, jnp.int32, sharding=sharding.batch_sharding(model.mesh)
@@ -152,7 +154,7 @@ def test_an_8b_model_scores_on_eight_chips(
 ):
   model = abstract_model(testing.tiny_config(**LLAMA_8B), mesh)
   compiled = compile_pass(
-    model, name, shape, *static, short_len=4096, stride=1024
+    model, name, shape, *static, windows=Windows(4096, 1024)
   )
   assert count_kernels(compiled) == kernels
   # 16 GB of parameters are 1.87 GiB a chip; the rest is activations.
@@ -193,20 +195,18 @@ def test_the_scoring_of_govreport_llama31_8b_compiles(topology_mesh, name):
   config = load_config("govreport_llama31_8b")
   mesh = topology_mesh("v5p:2x2x1", {"fsdp": 4})
   model = abstract_model(testing.tiny_config(**LLAMA31_8B), mesh)
-  window = dict(
-    short_len=config.longppl.short_len, stride=config.longppl.stride
-  )
+  windows = setup.windows_of(config)
   scorer = scorer_lib.make_scorer(
-    model, window_batch=4, backend="splash", **window
+    model, windows, window_batch=4, backend="splash"
   )
   shape, static = {
     # The paper protocol has no BOS before a window: no prefix.
-    "window_pass": ((scorer.window_batch, sum(window.values())), (0,)),
+    "window_pass": ((scorer.window_batch, windows.length), (0,)),
     "long_pass": ((scorer.long_batch, config.data.max_length), ()),
   }[name]
   compiled = compile_pass(
     model, name, shape, *static, window_batch=4, chunk=config.scoring.chunk,
-    **window,
+    windows=windows,
   )  # fmt: skip
   assert print_memory(f"govreport_llama31_8b {name}", compiled) < 40 * GIB
 
@@ -231,8 +231,7 @@ def test_the_step_of_llama2_7b_compiles_at_32k(topology_mesh, variant):
     [[1, 2, 3]],
     seq_len=data.seq_len,
     packed=data.packing,
-    short_len=data.short_len,
-    stride=data.stride,
+    windows=data.windows,
   )
   batch = {
     name: jax.ShapeDtypeStruct(
@@ -274,8 +273,7 @@ def test_each_kind_of_family_scores_on_eight_chips(mesh, name, kernels):
     "window_pass",
     (8, 5121),
     1,
-    short_len=4096,
-    stride=1024,
+    windows=Windows(4096, 1024),
   )
   assert count_kernels(compiled) == kernels
   memory = compiled.memory_analysis().peak_memory_in_bytes

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float
 
 from longctx_jax.checkpoints import export, hub, loading, orbax_folder, weights
-from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import sharding
 from longctx_jax.model.loaded import LoadedModel
 
@@ -22,6 +21,18 @@ _STORED = collections.defaultdict(
   lambda: "float32",
   {"safetensors F16": "float16", "safetensors BF16": "bfloat16"},
 )
+
+
+def check_dtype(name: str, *, field: str) -> None:
+  """Raises ValueError for a dtype that no weights are read or written in.
+
+  Args:
+    name: as a config or flag names it; "" is the default.
+    field: by which name the user knows it.
+  """
+  if name not in DTYPES:
+    known = ", ".join(filter(None, DTYPES))
+    raise ValueError(f"{field}={name!r} is not one of {known}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +97,9 @@ def convert(
     ValueError: for a checkpoint that cannot be read or written faithfully.
     FileExistsError: where the target exists.
   """
-  for name, value, known in (
-    ("format", fmt, FORMATS),
-    ("dtype", dtype, DTYPES),
-  ):
-    if value not in known:
-      raise ValueError(f"{name}={value!r} is not one of {known}")
+  if fmt not in FORMATS:
+    raise ValueError(f"format={fmt!r} is not one of {FORMATS}")
+  check_dtype(dtype, field="dtype")
   origin, _ = hub.resolve(source)
   from_orbax = orbax_folder.is_orbax(origin)
   if from_orbax:
@@ -107,7 +115,7 @@ def convert(
       model, target, fmt=fmt, origin=origin, max_shard_bytes=max_shard_bytes
     )
     return
-  config = config_json.from_hf(tensors.config, source=source)
+  config = loading.read_config(tensors, name=source)
   checked = weights.CheckedSource(tensors, config, allow_missing)
   export.write_folder(
     checked,

@@ -14,6 +14,7 @@ from typing import Any
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.checkpoints.gguf import tensors, tokenizer
 from longctx_jax.model.config import ModelConfig
+from longctx_jax.runtime import foreign_files
 from longctx_jax.text import tokenizer_files
 
 # Facts for generation, which `ModelConfig` does not hold.
@@ -57,7 +58,7 @@ def _origin_fields(origin: pathlib.Path | None) -> dict[str, Any]:
   if origin.suffix == ".gguf":
     return tensors.GgufSource(origin).config
   path = origin / "config.json"
-  fields = json.loads(path.read_text()) if path.is_file() else {}
+  fields = foreign_files.read_json(path) if path.is_file() else {}
   return (fields.get("text_config") or {}) | fields
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,8 +11,10 @@ import numpy as np
 import safetensors
 
 from longctx_jax.checkpoints import tensor_map
+from longctx_jax.runtime import foreign_files
 
-_KINDS = ("BF16", "F16", "F32")
+_BUFFERS = ("I64", "U64", "BOOL")
+_KINDS = ("BF16", "F16", "F32", "F64")
 
 
 class SafetensorsSource:
@@ -35,20 +36,19 @@ class SafetensorsSource:
     Raises:
       FileNotFoundError: for a missing config, index or shard, before anything
         is read; the missing files are named.
-      ValueError: for quantised tensors, or an index that names others.
+      ValueError: for quantised tensors, an index that names others, a file
+        that is damaged, a pointer in place of one, or an adapter.
     """
     self._folder = pathlib.Path(folder)
     self.path = str(folder)
     self._file, self._handle = "", None
     path = self._folder / "config.json"
+    _refuse_adapter(self._folder)
     if not path.is_file():
       raise FileNotFoundError(f"{folder}: no config.json")
-    self.config: dict[str, Any] = json.loads(path.read_text())
-    index = self._folder / "model.safetensors.index.json"
-    indexed, files = {}, ["model.safetensors"]
-    if index.is_file():
-      indexed = json.loads(index.read_text())["weight_map"]
-      files = sorted(set(indexed.values()))
+    self.config: dict[str, Any] = foreign_files.read_json(path)
+    _add_stated_length(self.config, self._folder)
+    indexed, files = _read_index(self._folder)
     absent = [file for file in files if not (self._folder / file).is_file()]
     if absent:
       others = sorted(
@@ -90,14 +90,31 @@ class SafetensorsSource:
   def _open(self, file: str) -> Any:
     if self._file != file:
       self._handle = None  # Its pages go before the next come.
-      self._handle = safetensors.safe_open(
-        self._folder / file, framework="numpy"
-      )
+      path = self._folder / file
+      foreign_files.refuse_pointer(path)
+      try:
+        self._handle = safetensors.safe_open(path, framework="numpy")
+      except safetensors.SafetensorError as error:
+        raise ValueError(
+          f"{path} cannot be read ({error}): its {path.stat().st_size:,} bytes "
+          "are not all of it. Copy it once more"
+        ) from error
       self._file = file
     return self._handle
 
   def _refuse_quantised(self, kinds: Mapping[str, str]) -> None:
-    odd = [name for name, kind in kinds.items() if kind not in _KINDS]
+    # Other whole numbers are buffers: named where nothing explains them.
+    odd = [
+      name
+      for name, kind in kinds.items()
+      if kind not in _KINDS
+      and (kind not in _BUFFERS or name.endswith((".weight", ".bias")))
+    ]
+    if odd and kinds[odd[0]] in _BUFFERS:
+      raise ValueError(
+        f"{self._folder}: {odd[0]} holds whole numbers ({kinds[odd[0]]}), "
+        f"which are no weights. Readable are {', '.join(_KINDS)}"
+      )
     if odd:
       stated = self.config.get("quantization_config") or {}
       method = stated.get("quant_method") or _guess_method(odd[0], kinds)
@@ -119,6 +136,37 @@ class SafetensorsSource:
     """The stored bits as unsigned integers."""
     tensor = self.read(name)
     return tensor.view(np.dtype(f"u{tensor.dtype.itemsize}"))
+
+
+def _read_index(folder: pathlib.Path) -> tuple[dict[str, str], list[str]]:
+  """Tensor name -> shard, empty without an index, and the shards."""
+  path = folder / "model.safetensors.index.json"
+  if not path.is_file():
+    return {}, ["model.safetensors"]
+  indexed = foreign_files.read_json(path).get("weight_map")
+  if not isinstance(indexed, dict) or not indexed:
+    raise ValueError(f"{path} has no weight_map: copy it once more")
+  return indexed, sorted(set(indexed.values()))
+
+
+def _add_stated_length(config: dict[str, Any], folder: pathlib.Path) -> None:
+  """The tokenizer's length, where the config does not state one itself."""
+  path = folder / "tokenizer_config.json"
+  if "model_max_length" not in config and path.is_file():
+    length = foreign_files.read_json(path).get("model_max_length")
+    if length is not None:
+      config["model_max_length"] = length
+
+
+def _refuse_adapter(folder: pathlib.Path) -> None:
+  path = folder / "adapter_config.json"
+  if path.is_file() and not any(folder.glob("model*.safetensors")):
+    base = foreign_files.read_json(path).get("base_model_name_or_path")
+    raise ValueError(
+      f"{folder} is an adapter of {base or 'another model'}: merge it first "
+      "(peft: model.merge_and_unload().save_pretrained(FOLDER)), and give the "
+      "merged folder"
+    )
 
 
 def _parts(file: Any) -> Iterator[tuple[str, Any]]:

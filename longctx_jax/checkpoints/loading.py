@@ -6,6 +6,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from jax.typing import DTypeLike
 
 from longctx_jax.checkpoints import hf_folder, hub, orbax_folder, weights
@@ -54,15 +55,15 @@ def load_model(
     record = orbax_folder.read_record(folder)
     config = orbax_folder.read_config(folder)
     tokenizer = _tokenizer(folder, name, config)
-    with heartbeat(name):
+    with heartbeat(name, doing="loading"):
       loaded = orbax_folder.load_parameters(folder, config, **kwargs)
     revision, digest = record["revision"], record["checksum"]
     weight_format = f"orbax {record['dtype']}"
   else:
     source = open_source(folder)
-    config = config_json.from_hf(source.config, source=name)
+    config = read_config(source, name=name)
     tokenizer = _tokenizer(folder, name, config)
-    with heartbeat(name):
+    with heartbeat(name, doing="loading"):
       loaded = weights.load_parameters(
         source, config, allow_missing=allow_missing, **kwargs
       )
@@ -100,7 +101,7 @@ def describe_model(
   if orbax_folder.is_orbax(folder):
     config = orbax_folder.read_config(folder)
   else:
-    config = config_json.from_hf(open_source(folder).config, source=name)
+    config = read_config(open_source(folder), name=name)
   graphdef, params = parameters.abstract_model(config, jnp.dtype(dtype))
   return LoadedModel(
     name=name,
@@ -127,17 +128,30 @@ def open_source(path: pathlib.Path) -> TensorSource:
   return hf_folder.SafetensorsSource(path)
 
 
+def read_config(source: TensorSource, *, name: str) -> ModelConfig:
+  """The facts of a checkpoint, by its config and by its tensors.
+
+  Args:
+    source: a source of tensors.
+    name: of the model, for messages.
+
+  Raises:
+    ValueError: see `config_json.from_hf`.
+  """
+  config = config_json.from_hf(source.config, source=name)
+  if doubt := config_json.doubtful_context(source.config):
+    logging.warning("%s: %s", name, doubt)
+  return weights.with_stored_head(source, config)
+
+
 def _tokenizer(
   folder: pathlib.Path, name: str, config: ModelConfig
 ) -> TextTokenizer | None:
   """The tokenizer, or None where there is none."""
   has = folder.is_file() or tokenizer_files.vocabularies(folder)
   tokenizer = _read_tokenizer(folder, name) if has else None
-  if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
-    raise ValueError(
-      f"{name}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the "
-      f"model {config.vocab_size} embeddings: they do not belong together"
-    )
+  if tokenizer is not None:
+    tokenizer.restrict(config.vocab_size)
   return tokenizer
 
 
@@ -154,6 +168,6 @@ def load_tokenizer(path: str | pathlib.Path) -> TextTokenizer:
 
 def _read_tokenizer(folder: pathlib.Path, name: str) -> TextTokenizer:
   if folder.suffix == ".gguf":
-    source = tensors.GgufSource(folder)
-    return TextTokenizer(tokenizer_lib.load_tokenizer(source), name=name)
+    backend = tokenizer_lib.find_tokenizer(tensors.GgufSource(folder))
+    return TextTokenizer(backend, name=name)
   return TextTokenizer.from_folder(folder)

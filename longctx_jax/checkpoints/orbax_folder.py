@@ -23,7 +23,7 @@ from longctx_jax.checkpoints import export, folder_files, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, partition
 from longctx_jax.model.config import ModelConfig
-from longctx_jax.runtime import settings
+from longctx_jax.runtime import foreign_files, settings
 
 _RECORD = "longctx_jax.json"
 _PARAMS = "params"
@@ -76,7 +76,7 @@ def write_folder(
 
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
   """The record of a folder: dtype, checksum, revision."""
-  return json.loads((folder / _RECORD).read_text())
+  return foreign_files.read_json(folder / _RECORD)
 
 
 def read_config(folder: pathlib.Path) -> ModelConfig:
@@ -85,7 +85,7 @@ def read_config(folder: pathlib.Path) -> ModelConfig:
   Raises:
     ValueError: see `config_json.from_hf`.
   """
-  fields = json.loads((folder / "config.json").read_text())
+  fields = foreign_files.read_json(folder / "config.json")
   return config_json.from_hf(fields, source=str(folder))
 
 

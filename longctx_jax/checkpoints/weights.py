@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import re
@@ -22,6 +23,9 @@ from longctx_jax.model import partition
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.parameters import abstract_model, parameter_shapes
 
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+_COMPARED_ROWS = 4096
 # Tables that old checkpoints store although the config determines them.
 _DERIVED = re.compile(r".*\.rotary_emb\.inv_freq")
 
@@ -40,6 +44,38 @@ def tensor_shapes(
         core = (max(before, ref.rows[1]), *core[1:])
       found[ref.tensor] = core
   return found
+
+
+def with_stored_head(source: TensorSource, config: ModelConfig) -> ModelConfig:
+  """The facts with a head of its own, where a tied model stores another.
+
+  As transformers 5 does: an equal head is the embedding, one that differs is
+  used, whatever the config says of it.
+
+  Args:
+    source: a source of tensors.
+    config: the facts as the config states them.
+  """
+  stored = source.shapes
+  if not (config.tied and _HEAD in stored and _EMBEDDING in stored):
+    return config
+  count = stored[_HEAD][0]
+  blocks = (
+    (slice(start, min(start + _COMPARED_ROWS, count)),)
+    for start in range(0, count, _COMPARED_ROWS)
+  )
+  if tuple(stored[_HEAD]) == tuple(stored[_EMBEDDING]) and all(
+    np.array_equal(source.read(_HEAD, rows), source.read(_EMBEDDING, rows))
+    for rows in blocks
+  ):
+    return config
+  logging.warning(
+    "%s: tie_word_embeddings is true, but %s differs from the embedding: the "
+    "stored head is used, as transformers 5 does",
+    source.path,
+    _HEAD,
+  )
+  return dataclasses.replace(config, tied=False)
 
 
 class CheckedSource:
@@ -73,21 +109,29 @@ class CheckedSource:
     self.shapes = tensor_shapes(table, shapes)
     self.inspector = weight_faults.Inspector(config)
     self._source = source
+    # A tied model may store its one table as the head.
+    alone = config.tied and _EMBEDDING not in source.shapes
+    self._stored_as = {_EMBEDDING: _HEAD} if alone else {}
+    stored_shapes = {
+      name: source.shapes[self._stored_as.get(name, name)]
+      for name in self.shapes
+      if self._stored_as.get(name, name) in source.shapes
+    }
     self._norm = 0.0 if config.norm_plus_one else 1.0
     for name in filter(_DERIVED.fullmatch, source.shapes):
       self.inspector.see_frequencies(name, source.read(name))
-    self._absent = set(self.shapes) - set(source.shapes)
+    self._absent = set(self.shapes) - set(stored_shapes)
     extra = {
       name
       for name in set(source.shapes) - set(self.shapes)
       if not _DERIVED.fullmatch(name)
       # A tied head may be stored once more.
-      and not (config.tied and name == "lm_head.weight")
+      and not (config.tied and name == _HEAD)
     }
     wrong = [
-      f"{name} is {tuple(source.shapes[name])}, not {shape}"
+      f"{name} is {tuple(stored_shapes[name])}, not {shape}"
       for name, shape in self.shapes.items()
-      if name in source.shapes and tuple(source.shapes[name]) != shape
+      if name in stored_shapes and tuple(stored_shapes[name]) != shape
     ]
     allowed = re.compile(allow_missing or r"(?!)")
     found = {
@@ -111,7 +155,7 @@ class CheckedSource:
       norm = name.endswith("norm.weight")
       value = np.float32(self._norm if norm else 0)
       return np.broadcast_to(value, self.shapes[name])[index]
-    part = self._source.read(name, index)
+    part = self._source.read(self._stored_as.get(name, name), index)
     self.inspector.see(name, part)
     return part
 
@@ -182,10 +226,14 @@ def _index_weights(size: int) -> UInt32[np.ndarray, " n"]:
 def tensor_checksum(bits: np.ndarray) -> int:
   """sum_i bits[i] * (1 + i mod p) mod 2^32, p = 65521, over the flat tensor.
 
+  64 bits count as two words.
+
   Position counts, so that permuted rows are seen; the sum can be taken shard
   by shard.
   """
   flat = bits.reshape(-1)
+  if flat.itemsize == 8:
+    flat = flat.view(np.uint32)
   total = 0
   step = _PRIME * 64
   weights = _index_weights(step)

@@ -7,6 +7,7 @@ from typing import Any
 
 from longctx_jax.evaluation import documents as documents_lib
 from longctx_jax.evaluation.documents import DocumentResult
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.model import rope
 
 _HIGH_COPIED_SHARE = 0.3
@@ -21,7 +22,7 @@ _SAME_MODEL_GAP = 0.05
 def find(
   documents: Sequence[DocumentResult],
   scores: Sequence[Mapping[str, Any]],
-  manifest: Mapping[str, Any] | None = None,
+  manifest: Manifest | None = None,
 ) -> list[str]:
   """One sentence each.
 
@@ -110,14 +111,13 @@ def is_near_evaluator(documents: Sequence[DocumentResult]) -> bool:
   return gap is not None and gap <= _SAME_MODEL_GAP
 
 
-def window_length(manifest: Mapping[str, Any]) -> int:
+def window_length(manifest: Manifest) -> int:
   """Ids that a pass of short context reads: K + d, and the BOS it repeats."""
-  repeated = manifest["protocol"] == "strict" and manifest["bos"] is not None
-  return manifest["short_len"] + manifest["stride"] + repeated
+  return manifest.windows.length + manifest.prefix_len
 
 
 def rope_tables(
-  documents: Sequence[DocumentResult], manifest: Mapping[str, Any]
+  documents: Sequence[DocumentResult], manifest: Manifest
 ) -> list[str]:
   """Where the evaluator's long and short passes used different RoPE tables.
 
@@ -125,12 +125,12 @@ def rope_tables(
     documents: under any model; their eligible ids are the evaluator's.
     manifest: of the key tokens.
   """
-  if "rope_by_length" not in manifest:
+  if not manifest.rope_by_length:
     return []
   short_length = window_length(manifest)
 
   def table(length: int) -> str:
-    return rope.name_table(**manifest["rope_by_length"], length=length)
+    return rope.name_table(**manifest.rope_by_length, length=length)
 
   lengths = [short_length + d.n_eligible for d in documents if d.n_eligible]
   mixed = [n for n in lengths if table(n) != table(short_length)]

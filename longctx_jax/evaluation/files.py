@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.evaluation.passes import Evaluated
 from longctx_jax.evaluation.results import ModelResult
+from longctx_jax.runtime import failures, settings, urls
 from longctx_jax.runtime import files as runtime_files
-from longctx_jax.runtime import settings
 
 
 def load_results(workdir: str | Path) -> list[ModelResult]:
@@ -30,8 +30,9 @@ def load_results(workdir: str | Path) -> list[ModelResult]:
   Raises:
     ValueError: there are no results, or a file is none.
   """
-  files, root = fsspec.core.url_to_fs(str(workdir))
-  paths = sorted(files.glob(f"{root}/results/*.json"))
+  files, root = urls.open_file_system(workdir)
+  with urls.reaching(workdir):
+    paths = sorted(files.glob(f"{root}/results/*.json"))
   if not paths:
     raise ValueError(
       f"no results in {workdir}/results: run scripts/eval.py with this workdir "
@@ -45,12 +46,13 @@ def _load_result(
 ) -> ModelResult:
   try:
     fields = json.loads(files.cat_file(path))
-  except json.JSONDecodeError as error:
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
     raise ValueError(f"{path} is no JSON: {error}. Evaluate again.") from error
   rows = []
   documents = f"{root}/documents/{Path(path).stem}.parquet"
   if files.exists(documents):
-    rows = pq.read_table(documents, filesystem=files).to_pylist()
+    with failures.reading(documents):
+      rows = pq.read_table(documents, filesystem=files).to_pylist()
   try:
     return ModelResult.from_json(fields, map(DocumentResult.from_json, rows))
   except ValueError as error:
@@ -61,7 +63,7 @@ def _load_result(
 
 def has_numbers(workdir: str | Path, name: str) -> bool:
   """Whether an earlier run of the model came to its end."""
-  files, root = fsspec.core.url_to_fs(str(workdir))
+  files, root = urls.open_file_system(workdir)
   path = f"{root}/results/{name}.json"
   return files.exists(path) and _load_result(files, root, path).has_numbers
 

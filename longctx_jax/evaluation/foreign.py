@@ -7,14 +7,22 @@ import pathlib
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longctx_jax.evaluation import passes, results
 from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.evaluation.matched import Matched
 from longctx_jax.evaluation.results import ModelResult
+from longctx_jax.runtime import failures
 
 COLUMNS = ("doc_id", "token_start", "token_end", "log_prob")
+_LISTS = (
+  pa.types.is_list,
+  pa.types.is_large_list,
+  pa.types.is_fixed_size_list,
+  pa.types.is_null,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +44,15 @@ class ForeignLogProbs:
       ValueError: a document in two rows.
     """
     found: dict[str, dict[str, Any]] = {}
-    for batch in pq.ParquetFile(self.path).iter_batches(columns=list(COLUMNS)):
-      for row in batch.to_pylist():
-        doc_id = str(row["doc_id"])
-        if doc_id in found:
-          raise ValueError(f"{self.path}: document {doc_id!r} twice")
-        found[doc_id] = row
+    with failures.reading(self.path):
+      for batch in pq.ParquetFile(self.path).iter_batches(
+        columns=list(COLUMNS)
+      ):
+        for row in batch.to_pylist():
+          doc_id = str(row["doc_id"])
+          if doc_id in found:
+            raise ValueError(f"{self.path}: document {doc_id!r} twice")
+          found[doc_id] = row
     return found
 
 
@@ -54,7 +65,9 @@ def open_log_probs(path: str | pathlib.Path, name: str) -> ForeignLogProbs:
   """
   if not name:
     raise ValueError(f"{path}: name the model that the log-probs are of")
-  there = pq.read_schema(path).names
+  with failures.reading(path):
+    schema = pq.read_schema(path)
+  there = schema.names
   missing = [column for column in COLUMNS if column not in there]
   if missing:
     raise ValueError(
@@ -62,6 +75,13 @@ def open_log_probs(path: str | pathlib.Path, name: str) -> ForeignLogProbs:
       f"{', '.join(there)}. Expected doc_id and, as lists aligned with the "
       "scored targets, token_start, token_end (characters) and log_prob (nats)"
     )
+  for column in COLUMNS[1:]:
+    kind = schema.field(column).type
+    if not any(is_kind(kind) for is_kind in _LISTS):
+      raise ValueError(
+        f"{path}: column {column} holds {kind}; expected a list for each "
+        "document, a value for each target"
+      )
   # A hub id names a file of results as it does for a model that is loaded.
   return ForeignLogProbs(name.replace("/", "--"), str(path))
 
@@ -101,7 +121,7 @@ def evaluate_log_probs(
     )
   return results.summarise(
     found,
-    protocol_name=matched.store.manifest["protocol"],
+    protocol_name=matched.store.manifest.protocol,
     self_evaluated=passes.has_evaluators_name(
       matched.store.manifest, foreign.name
     ),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from longctx_jax.evaluation.documents import DocumentResult
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.paper import intervals, spans
 from longctx_jax.scoring import finder, protocol
@@ -110,7 +111,7 @@ def _compare(keys, offsets, log_probs):
   return -float(expected[known].sum()), float(gaps.sum())
 
 
-def has_evaluators_name(manifest: dict[str, Any], name: str) -> bool:
+def has_evaluators_name(manifest: Manifest, name: str) -> bool:
   """Whether slice files, which say no more, are of a model of this name.
 
   Folders, hub ids and names of results agree in their last part.
@@ -123,8 +124,8 @@ def has_evaluators_name(manifest: dict[str, Any], name: str) -> bool:
   def short(text):
     return re.split(r"/|--", text.rstrip("/"))[-1].lower()
 
-  return manifest["detail"] == "spans" and (
-    short(manifest["evaluator"]) == short(name)
+  return manifest.detail == "spans" and (
+    short(manifest.evaluator) == short(name)
   )
 
 
@@ -137,8 +138,17 @@ def check_log_probs(
     ValueError: other lengths, a log-prob that is not a number or above 0, or
       offsets that are unordered or outside the text; the first fault is named.
   """
-  log_probs = np.asarray(log_probs, np.float64)
-  offsets = np.asarray(offsets, np.int64).reshape(-1, 2)
+  try:
+    log_probs = np.asarray(log_probs, np.float64)
+    given = np.asarray(offsets)
+    offsets = given.astype(np.int64).reshape(-1, 2)
+    if given.size and (given != offsets.reshape(given.shape)).any():
+      raise ValueError("an offset is no integer")
+  except (TypeError, ValueError, OverflowError) as error:
+    raise ValueError(
+      f"document {doc_id!r}: log-probs are numbers, offsets pairs of integers: "
+      f"{error}"
+    ) from error
   if len(log_probs) != len(offsets) or not len(log_probs):
     raise ValueError(
       f"document {doc_id!r}: {len(log_probs)} log-probs and {len(offsets)} "
@@ -184,6 +194,12 @@ def result_from_log_probs(
   log_probs, offsets = check_log_probs(keys.doc_id, text, log_probs, offsets)
   # What the evaluator did not read of a document counts for nobody.
   read = offsets[:, 1] <= keys.n_chars
+  if not read.any():
+    raise ValueError(
+      f"document {keys.doc_id!r}: all {len(offsets)} offsets lie behind the "
+      f"{keys.n_chars} characters that the evaluator read: the log-probs are "
+      "of another part of the text"
+    )
   return document_result(keys, text, offsets[read], log_probs[read])
 
 
@@ -225,31 +241,27 @@ class Evaluation:
   def __init__(
     self,
     scorer: scorer_lib.Scorer,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     *,
     max_length: int = 0,
     over_length: str = "truncate_end",
   ):
     self.scorer = scorer
-    self.protocol = manifest["protocol"]
+    self.protocol = manifest.protocol
     self.reused = 0
     self._over_length = over_length
     self._max_length = max_length or scorer.model.config.max_position
     own = finder.identity(scorer.model)
-    same = {
-      name
-      for name in _SAME_PASS
-      if name in manifest and manifest[name] == own[name]
-    }
+    same = {name for name in _SAME_PASS if getattr(manifest, name) == own[name]}
     self.self_evaluated = "checksum" in same or has_evaluators_name(
       manifest, scorer.model.name
     )
     self._same_pass = len(same) == len(_SAME_PASS)
 
-  def check_bos(self, texts: Sequence[str]) -> None:
-    """See `protocol.check_bos`; on the longest text."""
-    if self.protocol == "paper" and any(texts):
-      protocol.check_bos(self.scorer, max(texts, key=len))
+  def check_bos(self, texts: Iterable[str]) -> None:
+    """See `protocol.check_bos`; to be called before anything is evaluated."""
+    if self.protocol == "paper":
+      protocol.check_bos(self.scorer, texts)
 
   def evaluate(
     self, pairs: Iterable[tuple[KeyTokens, str]]
@@ -282,7 +294,7 @@ class Evaluation:
     if keys.reason in UNREADABLE:
       return protocol.unscorable(keys.reason), None
     prepared = self._prepare(text, is_evaluator=False)
-    if not self._same_pass or keys.manifest["detail"] != "tokens":
+    if not self._same_pass or keys.manifest.detail != "tokens":
       return prepared, None
     theirs = self._prepare(text, is_evaluator=True)
     same = np.array_equal(theirs.ids, prepared.ids)

@@ -14,6 +14,7 @@ from jaxtyping import Int
 from longctx_jax.evaluation import caveats
 from longctx_jax.evaluation import documents as documents_lib
 from longctx_jax.evaluation.documents import DocumentResult
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.paper import intervals, perplexity
 
 # How the reason of a model begins that ended with an error.
@@ -229,6 +230,7 @@ def summarise(
   protocol_name: str,
   self_evaluated: bool,
   scores: Sequence[Mapping[str, Any]] = (),
+  keys: Manifest | None = None,
   **facts: Any,
 ) -> ModelResult:
   """Pools documents: sums first, one division at the end.
@@ -239,8 +241,8 @@ def summarise(
     self_evaluated: whether the model is known to be the evaluator; it is found
       here where its log-probs are nearly the evaluator's.
     scores: document scores of the key-token store, where it has any.
-    facts: fields of `ModelResult` that do not follow from the documents, among
-      them `keys`, the manifest.
+    keys: how the key tokens were made; None where nobody asks.
+    facts: fields of `ModelResult` that do not follow from the documents.
   """
   ci95, ci95_reason = intervals.longppl_ci95(
     [d.region_nll_sums for d in documents],
@@ -293,7 +295,8 @@ def summarise(
     top5_documents_share=perplexity.top_documents_share(
       np.array([document.n_key_tokens for document in documents], int)
     ),
-    warnings=tuple(caveats.find(documents, scores, facts.get("keys"))),
+    warnings=tuple(caveats.find(documents, scores, keys)),
+    keys=keys.to_json() if keys else {},
     documents=tuple(documents),
     **facts,
   )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +64,7 @@ def open_keys(
     store = slices.read_slice_store(folder, corpus)
   else:
     store = store_lib.read_store(config.key_tokens)
-  stated = {n: v for n, v in store.manifest.items() if n in named}
+  stated = {n: v for n, v in store.manifest.to_json().items() if n in named}
   different = [
     f"{name} is {there} there and {here} here"
     for name, there, here in settings.differences(
@@ -151,7 +152,11 @@ def model_names(paths: Sequence[str]) -> list[str]:
   names = []
   for path in paths:
     is_hub_id = not pathlib.Path(path).exists() and path.count("/") == 1
-    name = path.replace("/", "--") if is_hub_id else pathlib.Path(path).name
+    # The absolute path: "." has no name of its own.
+    own = pathlib.Path(os.path.abspath(pathlib.Path(path).expanduser())).name
+    name = path.replace("/", "--") if is_hub_id else own
+    if not name:
+      raise ValueError(f"--model {path} has no name: name a folder of its own")
     if name in names:
       raise ValueError(
         f"two models are called {name!r}: evaluate them into two workdirs"
@@ -213,7 +218,7 @@ def _guarded(
     result = ModelResult(
       name=name,
       reason=f"{results.FAILED}{type(error).__name__}: {error}",
-      keys=store.manifest,
+      keys=store.manifest.to_json(),
     )
     if files.has_numbers(workdir, name):
       logging.warning("%s: the results of an earlier run are kept", name)
@@ -251,7 +256,7 @@ def _evaluate_model(
   identity = {"name": identity.pop("evaluator")} | identity
   made_with = {
     "model": identity,
-    "keys": manifest,
+    "keys": manifest.to_json(),
     "max_length": config.data.max_length,
     "over_length": config.data.over_length,
     "per_token": config.eval.per_token,
@@ -271,8 +276,8 @@ def _evaluate_model(
       if keys.doc_id in ledger.done:
         continue
       text = document.text or ""
-      if not checked and text:
-        run.check_bos([text])
+      if not checked:
+        run.check_bos(document.text or "" for document in corpus)
         checked = True
       yield keys, text
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.paper import perplexity
+from longctx_jax.paper import contrast, perplexity
 from longctx_jax.scoring import run, setup
 from longctx_jax.text import corpus
 
@@ -94,9 +94,8 @@ def count_scored(row: KeyTokens, targets: slice) -> tuple[int, int, int]:
 
   A mirror token would be key with long and short exchanged: the noise floor.
   """
-  manifest = row.manifest
   long, short = row.long_log_probs[targets], row.short_log_probs[targets]
-  mirror = (short - long > manifest["alpha"]) & (short > manifest["beta"])
+  mirror = contrast.key_token_mask(short, long, row.manifest.thresholds)
   return (
     int(row.key_mask[targets].sum()),
     int(mirror.sum()),
@@ -115,7 +114,7 @@ def behind_foreign(row: KeyTokens, cut: int) -> slice:
     cut: first character of the document's own part.
   """
   first = int((row.offsets[:, 0] >= cut).argmax())
-  return slice(first, first + row.manifest["short_len"])
+  return slice(first, first + row.manifest.windows.short_len)
 
 
 def same_bits(first: KeyTokenStore, second: KeyTokenStore) -> bool:

@@ -12,20 +12,16 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from longctx_jax.key_tokens import record
+from longctx_jax.key_tokens import record, slices
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.paper import spans as spans_lib
 from longctx_jax.report import tables
 from longctx_jax.text.corpus import Corpus, Document
 from longctx_jax.text.tokenizer import TextTokenizer
-
-# What the published files were made with.
-_PUBLISHED = {"short_len": 4096, "stride": 1024, "protocol": "paper"}
-
 
 # "<s>", and "<s> " as fast Llama tokenizers decode it before a word.
 _SHIFTS = (0, 3, -3, 4, -4)
@@ -159,13 +155,14 @@ def check_slices(
   """
   if isinstance(keys, KeyTokenStore):
     record.require_spans(keys.manifest)
-    manifest: dict[str, Any] = keys.manifest
+    manifest = keys.manifest
 
     def spans_of(document: Document) -> np.ndarray:
       return keys.get(document.doc_id).spans
 
   else:
-    manifest, spans_of = _PUBLISHED, _open_folder(pathlib.Path(keys), corpus)
+    manifest = slices.PUBLISHED
+    spans_of = _open_folder(pathlib.Path(keys), corpus)
   return SliceReport(
     tuple(
       _fit(document, spans_of(document), tokenizer, manifest)
@@ -204,7 +201,7 @@ def _fit(
   document: Document,
   spans: np.ndarray,
   tokenizer: TextTokenizer | None,
-  manifest: Mapping[str, Any],
+  manifest: Manifest,
 ) -> DocumentFit:
   fit = DocumentFit(document.doc_id, len(spans), error=document.error)
   if document.error:
@@ -219,9 +216,9 @@ def _fit(
     return fit
   # K + d counts what the evaluator read: in the strict protocol text alone.
   offsets = tokenizer.encode(
-    document.text, add_special_tokens=manifest["protocol"] == "paper"
+    document.text, add_special_tokens=manifest.protocol == "paper"
   ).offsets
-  first = offsets[manifest["short_len"] + manifest["stride"] :, 0]
+  first = offsets[manifest.windows.length :, 0]
   starts, ends = offsets[offsets[:, 0] < offsets[:, 1]].T
   return dataclasses.replace(
     fit,

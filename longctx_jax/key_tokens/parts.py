@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longctx_jax.key_tokens import record
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 
 _FIELDS = {
@@ -132,9 +133,7 @@ def read_group(path: pathlib.Path, group: int) -> pa.Table:
     return parquet.read_row_group(group, use_threads=False)
 
 
-def row_key_tokens(
-  table: pa.Table, row: int, manifest: dict[str, Any]
-) -> KeyTokens:
+def row_key_tokens(table: pa.Table, row: int, manifest: Manifest) -> KeyTokens:
   """The key tokens of a row, under the thresholds of the manifest.
 
   Args:
@@ -159,8 +158,6 @@ def row_key_tokens(
     columns=values,
     offsets=None if start is None else np.stack([start, end], axis=1),
     **arrays,
-    alpha=manifest["alpha"],
-    beta=manifest["beta"],
     manifest=manifest,
   )
 

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from longctx_jax.key_tokens.manifest import Manifest
+from longctx_jax.paper import contrast
 from longctx_jax.paper import spans as spans_lib
+from longctx_jax.paper.contrast import Thresholds
 
 # Why a document has no key tokens; the first that applies.
 REASONS = (
@@ -56,7 +59,7 @@ class KeyTokens:
     spans: int64 [S, 2], the key tokens' characters, merged where touching.
     scores: scores of the document; None where there is no number.
     columns: columns of the corpus that pass through.
-    manifest: how it was made; `alpha` and `beta` are those of the mask.
+    manifest: how it was made; its thresholds are those of the mask.
   """
 
   doc_id: str
@@ -75,7 +78,7 @@ class KeyTokens:
   spans: np.ndarray
   scores: dict[str, float | None]
   columns: dict[str, Any]
-  manifest: dict[str, Any]
+  manifest: Manifest
 
   def with_thresholds(self, alpha: float, beta: float) -> "KeyTokens":
     """The same document under other thresholds; no model is needed.
@@ -91,24 +94,24 @@ class KeyTokens:
       A record with its own mask, spans and reason.
 
     Raises:
-      ValueError: see `require_thresholds`.
+      ValueError: see `restated`.
     """
-    require_thresholds(self.manifest, alpha, beta)
-    if (alpha, beta) == (self.manifest["alpha"], self.manifest["beta"]):
+    manifest = restated(self.manifest, Thresholds(alpha, beta))
+    if manifest.thresholds == self.manifest.thresholds:
       return self
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     del fields["key_mask"], fields["spans"]
-    restated = make_key_tokens(**fields, alpha=alpha, beta=beta)
-    if restated.key_mask is None:
-      return restated
-    n_keys = int(restated.key_mask.sum())
+    found = make_key_tokens(**fields | {"manifest": manifest})
+    if found.key_mask is None:
+      return found
+    n_keys = int(found.key_mask.sum())
     counts = {
       "n_key_tokens": n_keys,
       "key_token_ratio": n_keys / self.n_eligible if self.n_eligible else None,
       **dict.fromkeys(_LOST_SCORES),
     }
     known = {name: counts[name] for name in self.scores if name in counts}
-    return dataclasses.replace(restated, scores={**self.scores, **known})
+    return dataclasses.replace(found, scores={**self.scores, **known})
 
   def to_slices(self, path: str | os.PathLike) -> None:
     """Writes the spans as the reference's slice file.
@@ -132,9 +135,7 @@ def make_key_tokens(
   offsets: ArrayLike | None,
   long_log_probs: ArrayLike | None,
   short_log_probs: ArrayLike | None,
-  alpha: float,
-  beta: float,
-  manifest: dict[str, Any],
+  manifest: Manifest,
   reason: str = "",
   truncated: bool = False,
   scores: dict[str, float | None] | None = None,
@@ -142,9 +143,9 @@ def make_key_tokens(
 ) -> KeyTokens:
   """Derives key tokens from log-probs: the paper's hard criterion.
 
-  A target is key iff long - short > alpha and long > beta, strictly and in
-  float32 (paper section 1.1); never where short is NaN, and not at all where
-  `reason` excludes it. Targets without characters (special tokens) give no
+  A target is key as `contrast.key_token_mask` says, under the thresholds of
+  the manifest; never where short is NaN, and not at all where `reason`
+  excludes it. Targets without characters (special tokens) give no
   span. With alpha = 2, beta = -2, long = [-1, -1, -3], short = [-4, -3, -9]
   the first alone is key.
 
@@ -153,9 +154,7 @@ def make_key_tokens(
     offsets: int [T, 2]; None, as the log-probs, where nothing was scored.
     long_log_probs: [T], nats.
     short_log_probs: [T], nats, NaN where unscored.
-    alpha: threshold of long - short, nats.
-    beta: threshold of long, nats.
-    manifest: how the log-probs were made; the thresholds are entered.
+    manifest: how the log-probs were made, and the thresholds.
     reason: why there can be no key tokens, as far as known already;
       "no_key_tokens" is found here.
     scores: those named like a field of `KeyTokens` are left out.
@@ -169,10 +168,9 @@ def make_key_tokens(
   """
   if reason and reason not in REASONS:
     raise ValueError(f"reason is {reason!r}; known: {', '.join(REASONS)}.")
-  manifest = {"detail": "tokens", **manifest, "alpha": alpha, "beta": beta}
   key_mask, spans = None, np.zeros((0, 2), np.int64)
   if offsets is None:
-    if not reason and manifest["detail"] in ("tokens", "keys"):
+    if not reason and manifest.detail in ("tokens", "keys"):
       raise ValueError(f"document {doc_id!r} has no log-probs and no reason.")
   else:
     # The one reason that depends on the thresholds.
@@ -181,7 +179,7 @@ def make_key_tokens(
     long_log_probs = np.array(long_log_probs, np.float32)
     short_log_probs = np.array(short_log_probs, np.float32)
     lengths = {len(offsets), len(long_log_probs), len(short_log_probs)}
-    if manifest["detail"] == "tokens":
+    if manifest.detail == "tokens":
       lengths.add(n_tokens)
     if len(lengths) > 1:
       raise ValueError(
@@ -189,10 +187,9 @@ def make_key_tokens(
         f"offsets, {len(long_log_probs)} long and {len(short_log_probs)} short "
         "log-probs; expected one of each for every target."
       )
-    # An impossible target (-inf) under both contexts is no warning.
-    with np.errstate(invalid="ignore"):
-      lsd = long_log_probs - short_log_probs
-    key_mask = (lsd > np.float32(alpha)) & (long_log_probs > np.float32(beta))
+    key_mask = contrast.key_token_mask(
+      long_log_probs, short_log_probs, manifest.thresholds
+    )
     key_mask &= not reason
     spans = spans_lib.merge_adjacent(offsets[key_mask])
     if not reason and not len(spans):
@@ -222,25 +219,21 @@ def make_key_tokens(
   )
 
 
-def require_thresholds(
-  manifest: dict[str, Any], alpha: float, beta: float
-) -> None:
-  """Checks that key tokens can be restated for other thresholds.
+def restated(manifest: Manifest, thresholds: Thresholds) -> Manifest:
+  """The manifest of the same key tokens under other thresholds.
 
   Args:
     manifest: of the key tokens; its `detail` says which log-probs are there.
-    alpha: threshold asked for, nats.
-    beta: threshold asked for, nats.
+    thresholds: asked for.
 
   Raises:
     ValueError: no log-probs are stored, or only those of the key tokens and a
       threshold lies below the one they were kept at; both pairs are named.
   """
-  detail, kept = manifest["detail"], (manifest["alpha"], manifest["beta"])
-  if (alpha, beta) == kept or detail == "tokens":
-    return
-  if detail == "keys" and alpha >= kept[0] and beta >= kept[1]:
-    return
+  detail, kept = manifest.detail, manifest.thresholds
+  rises = thresholds.alpha >= kept.alpha and thresholds.beta >= kept.beta
+  if thresholds == kept or detail == "tokens" or (detail == "keys" and rises):
+    return dataclasses.replace(manifest, thresholds=thresholds)
   why = {
     "keys": "it holds the log-probs of those key tokens only (detail=keys), "
     "so thresholds can rise but not fall",
@@ -248,19 +241,20 @@ def require_thresholds(
     "spans": "it holds the text spans and no log-probs (slice files)",
   }[detail]
   raise ValueError(
-    f"the key-token store was made with alpha={kept[0]}, beta={kept[1]} and "
-    f"can't be read with alpha={alpha}, beta={beta}: {why}. Use its thresholds "
-    "or score again with detail=tokens."
+    f"the key-token store was made with alpha={kept.alpha}, "
+    f"beta={kept.beta} and can't be read with alpha={thresholds.alpha}, "
+    f"beta={thresholds.beta}: {why}. Use its thresholds or score again with "
+    "detail=tokens."
   )
 
 
-def require_spans(manifest: dict[str, Any]) -> None:
+def require_spans(manifest: Manifest) -> None:
   """Checks that key tokens come with spans, so that models can be evaluated.
 
   Raises:
     ValueError: the store holds document scores only.
   """
-  if manifest["detail"] == "scores":
+  if manifest.detail == "scores":
     raise ValueError(
       "the key-token store holds scores and no key tokens (detail=scores). "
       "Score again with detail=tokens or detail=keys."

@@ -4,27 +4,29 @@ import dataclasses
 import os
 import pathlib
 import re
-from typing import Any
 
 import numpy as np
 from absl import logging
 
 from longctx_jax.key_tokens import record, store
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.paper import spans as spans_lib
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.text import corpus as corpus_lib
 
 _SLICES = re.compile(r"slice_([0-9]+)\.txt")
 
 
 # What the published files were made with; they don't say so themselves.
-_PUBLISHED = {
-  "alpha": 2.0,
-  "beta": -2.0,
-  "short_len": 4096,
-  "stride": 1024,
-  "protocol": "paper",
-}
+PUBLISHED = Manifest(
+  evaluator="",
+  protocol="paper",
+  windows=Windows(4096, 1024),
+  thresholds=Thresholds(2.0, -2.0),
+  detail="spans",
+)
 
 
 # What a tokenizer of Llama 2 decodes its BOS to.
@@ -63,12 +65,9 @@ def read_slice_store(
       f"{folder} holds no slice files (slice_0.txt, ...)."
     )
   _require_equal_number(folder, set(files), corpus)
-  manifest = {
-    "evaluator": folder.name,
-    "source": f"slices:{folder}",
-    "detail": "spans",
-    **_PUBLISHED,
-  }
+  manifest = dataclasses.replace(
+    PUBLISHED, evaluator=folder.name, source=f"slices:{folder}"
+  )
   rows: dict[str, KeyTokens] = {}
   with_bos: list[str] = []
   for document in corpus:
@@ -105,7 +104,7 @@ def _require_equal_number(
 
 
 def _read_document(
-  path: pathlib.Path, document: corpus_lib.Document, manifest: dict[str, Any]
+  path: pathlib.Path, document: corpus_lib.Document, manifest: Manifest
 ) -> KeyTokens:
   text_sha256 = store.document_sha256(document)
   spans = spans_lib.read_slices(path)
@@ -128,8 +127,6 @@ def _read_document(
     reason=reason,
     columns=document.columns,
     manifest=manifest,
-    alpha=manifest["alpha"],
-    beta=manifest["beta"],
   )
   spans.setflags(write=False)
   return dataclasses.replace(row, spans=spans)

@@ -15,15 +15,15 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from longctx_jax.key_tokens import parts as parts_lib
 from longctx_jax.key_tokens import record
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
+from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.text import corpus as corpus_lib
 
-FORMAT_VERSION = 1
-DETAILS = ("tokens", "keys", "scores")
 _MANIFEST = "manifest.json"
 _PART = re.compile(r"part-([0-9]{5})-([0-9]{5})\.parquet")
 
@@ -54,7 +54,7 @@ class KeyTokenStore:
     hashes: doc_id -> text_sha256, by `doc_index`.
   """
 
-  manifest: dict[str, Any]
+  manifest: Manifest
   hashes: dict[str, str] = dataclasses.field(repr=False)
   _load: Callable[[str], KeyTokens] = dataclasses.field(repr=False)
 
@@ -74,13 +74,12 @@ class KeyTokenStore:
     """The same store under other thresholds; no model is needed.
 
     Raises:
-      ValueError: see `record.require_thresholds`.
+      ValueError: see `record.restated`.
     """
-    record.require_thresholds(self.manifest, alpha, beta)
     load = self._load
     return dataclasses.replace(
       self,
-      manifest={**self.manifest, "alpha": alpha, "beta": beta},
+      manifest=record.restated(self.manifest, Thresholds(alpha, beta)),
       _load=lambda doc_id: load(doc_id).with_thresholds(alpha, beta),
     )
 
@@ -97,7 +96,7 @@ class StoreWriter:
   """
 
   folder: pathlib.Path
-  manifest: dict[str, Any]
+  manifest: Manifest
   process_index: int
   done: dict[str, str]
   _next_shard: int
@@ -125,9 +124,9 @@ class StoreWriter:
       ValueError: a document is there already, or a column that passes through
         has the name of a field of the store.
     """
-    alpha, beta = self.manifest["alpha"], self.manifest["beta"]
+    kept = self.manifest.thresholds
     rows = sorted(rows, key=_place)
-    rows = [row.with_thresholds(alpha, beta) for row in rows]
+    rows = [row.with_thresholds(kept.alpha, kept.beta) for row in rows]
     fresh: dict[str, str] = {}
     for row in rows:
       if row.doc_id in fresh or self.is_done(row.doc_id, row.text_sha256):
@@ -137,14 +136,14 @@ class StoreWriter:
       return
     name = f"part-{self.process_index:05d}-{self._next_shard:05d}.parquet"
     with _replacing(self.folder / name, self.process_index) as file:
-      parts_lib.write_part(rows, file, detail=self.manifest["detail"])
+      parts_lib.write_part(rows, file, detail=self.manifest.detail)
     self._next_shard += 1
     self.done.update(fresh)
 
 
 def open_writer(
   folder: str | os.PathLike,
-  manifest: dict[str, Any],
+  manifest: Manifest,
   *,
   process_index: int = 0,
   overwrite: bool = False,
@@ -153,9 +152,9 @@ def open_writer(
 
   Args:
     folder: made where it is missing.
-    manifest: JSON fields, among them `detail`, `alpha` and `beta`. `versions`
-      may differ from those of the store; so may the thresholds with detail
-      "tokens", where the log-probs of all tokens are stored.
+    manifest: how the rows are made. `versions` may differ from those of the
+      store; so may the thresholds with detail "tokens", where the log-probs of
+      all tokens are stored.
     process_index: number of this process among those that write.
     overwrite: remove what is there. Process 0 does; the others must open after
       it has.
@@ -164,16 +163,10 @@ def open_writer(
     A writer, whose `done` names the documents to skip.
 
   Raises:
-    ValueError: another detail, or a store with other settings: each field that
-      differs is named with both values.
+    ValueError: a store with other settings: each field that differs is named
+      with both values.
   """
   folder = pathlib.Path(folder)
-  manifest = {**manifest, "format_version": FORMAT_VERSION}
-  manifest = json.loads(json.dumps(manifest, allow_nan=False))
-  if manifest["detail"] not in DETAILS:
-    raise ValueError(
-      f"detail is {manifest['detail']!r}; known: {', '.join(DETAILS)}."
-    )
   folder.mkdir(parents=True, exist_ok=True)
   parts = _parts(folder)
   if overwrite and process_index == 0:
@@ -195,7 +188,8 @@ def open_writer(
     )
   else:
     with _replacing(folder / _MANIFEST, process_index) as file:
-      file.write(json.dumps(manifest, indent=2).encode() + b"\n")
+      text = json.dumps(manifest.to_json(), indent=2, allow_nan=False)
+      file.write(text.encode() + b"\n")
   own = [shard for process, shard in parts.values() if process == process_index]
   done = {row.doc_id: row.text_sha256 for row in _index(folder).values()}
   next_shard = max(own, default=-1) + 1
@@ -220,11 +214,6 @@ def read_store(folder: str | os.PathLike) -> KeyTokenStore:
       f"{folder} is no key-token store: it has no {_MANIFEST}. Score first."
     )
   manifest = _read_manifest(folder)
-  if manifest["format_version"] != FORMAT_VERSION:
-    raise ValueError(
-      f"{folder} has format {manifest['format_version']}; this version reads "
-      f"{FORMAT_VERSION}. Score again, or use the version that wrote it."
-    )
   index = _index(folder)
   read_group = functools.lru_cache(_CACHED_GROUPS)(parts_lib.read_group)
 
@@ -337,25 +326,27 @@ def _place(row: parts_lib.StoredRow | KeyTokens) -> tuple[int, int, str]:
   return row.doc_index, len(row.doc_id), row.doc_id
 
 
-def _read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+def _read_manifest(folder: pathlib.Path) -> Manifest:
+  path = folder / _MANIFEST
   try:
-    return json.loads((folder / _MANIFEST).read_bytes())
+    fields = json.loads(path.read_bytes())
   except ValueError as error:
     raise ValueError(
-      f"{folder / _MANIFEST} is damaged: {error}. Restore it, or start anew "
-      "with --overwrite."
+      f"{path} is damaged: {error}. Restore it, or start anew with --overwrite."
     ) from error
+  return Manifest.from_json(fields, where=path)
 
 
 def _require_same(
-  stored: dict[str, Any], manifest: dict[str, Any], folder: pathlib.Path
+  stored: Manifest, manifest: Manifest, folder: pathlib.Path
 ) -> None:
   free = {"versions"}
-  if manifest["detail"] == "tokens":
+  if manifest.detail == "tokens":
     free |= {"alpha", "beta"}
+  both = stored.to_json(), manifest.to_json()
   values = {
-    name: [m[name] if name in m else _ABSENT for m in (stored, manifest)]
-    for name in sorted({*stored, *manifest} - free)
+    name: [m[name] if name in m else _ABSENT for m in both]
+    for name in sorted({*both[0], *both[1]} - free)
   }
   different = [
     f"{name} is {there!r} there and {here!r} here"

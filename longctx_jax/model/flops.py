@@ -7,6 +7,7 @@ import re
 
 from longctx_jax.model import parameters
 from longctx_jax.model.config import ModelConfig
+from longctx_jax.paper.windows import Windows
 
 # Dense bfloat16 operations per second, by the vendors' data sheets.
 _PEAKS = (
@@ -61,9 +62,8 @@ def step_flops(
   *,
   rows: int,
   seq_len: int,
-  windows: int,
-  short_len: int,
-  stride: int,
+  n_windows: int,
+  windows: Windows,
 ) -> float:
   """Operations of a training step: backward counts twice, remat nothing.
 
@@ -71,15 +71,14 @@ def step_flops(
     config: facts of the model.
     rows: of the step, over all devices and micro-batches.
     seq_len: targets of a row.
-    windows: short windows of a row, forward only; 0 without live weights.
-    short_len: the paper's K.
-    stride: the paper's d.
+    n_windows: short windows of a row, forward only; 0 without live weights.
+    windows: of the short contexts.
   """
   long = 3 * forward_flops(config, seq_len)
-  if not windows:
+  if not n_windows:
     return rows * long
-  short = forward_flops(config, short_len + stride - 1, predicted=stride)
-  return rows * (long + windows * short)
+  short = forward_flops(config, windows.length - 1, predicted=windows.stride)
+  return rows * (long + n_windows * short)
 
 
 def _active_share(config: ModelConfig, name: str) -> float:

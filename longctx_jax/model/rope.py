@@ -101,6 +101,21 @@ class RopeConfig:
     """Whether passes of different lengths use different tables."""
     return self.rope_type in ("dynamic", "longrope")
 
+  def context(self, stated: int) -> int:
+    """Longest context of a model with this table.
+
+    yarn: at least original x factor, since some configs state the length
+    before the stretch and some the one after it. dynamic: the stated length,
+    from which the table grows, x factor. Else the stated one.
+
+    Args:
+      stated: `max_position_embeddings` of the config.json.
+    """
+    stretched = int(self.original_max_position * self.factor)
+    if self.rope_type == "dynamic":
+      return stretched
+    return max(stated, stretched) if self.rope_type == "yarn" else stated
+
   def rotary_dim(self, head_dim: int) -> int:
     """Number of dimensions of a head that rotate."""
     return int(head_dim * self.rotary_share)

@@ -3,6 +3,10 @@
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from longctx_jax.paper import contrast
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
+
 NEAR_THRESHOLD = 0.01
 COPIED_NGRAM = 8
 
@@ -14,14 +18,12 @@ def document_scores(
   key_mask: Bool[np.ndarray, "T"],
   *,
   prefix_len: int,
-  short_len: int,
-  stride: int,
-  alpha: float,
-  beta: float,
+  windows: Windows,
+  thresholds: Thresholds,
 ) -> dict[str, float | int | None]:
   """How much one document needs a long context: the columns to filter by.
 
-  With K = `short_len`, d = `stride` and j counting ids after the prefix: ids
+  With K and d those of `windows` and j counting ids after the prefix: ids
   j >= K are scored, by the window that starts at d floor((j - K) / d); ids
   j >= K + d are eligible, since the first window's context is the full one.
 
@@ -29,12 +31,10 @@ def document_scores(
     ids: what the evaluator read, prefix included.
     long_log_probs: nats, T = n - 1.
     short_log_probs: nats, NaN where unscored.
-    key_mask: the key tokens under `alpha` and `beta`.
+    key_mask: the key tokens under `thresholds`.
     prefix_len: leading ids (BOS) that stand in front of every window.
-    short_len: K, in ids.
-    stride: d, in ids.
-    alpha: threshold of long - short, nats.
-    beta: threshold of long, nats.
+    windows: of the short contexts.
+    thresholds: of the key tokens.
 
   Returns:
     `n_key_tokens`, `n_eligible` and `key_token_ratio`, their quotient; mean,
@@ -57,23 +57,21 @@ def document_scores(
       f"{len(ids)} ids have {n_targets} targets, but the arrays hold "
       f"{[len(array) for array in arrays]}: index t speaks of id t + 1."
     )
-  long = np.asarray(long_log_probs, np.float64)
-  short = np.asarray(short_log_probs, np.float64)
+  long = np.asarray(long_log_probs, np.float32)
+  short = np.asarray(short_log_probs, np.float32)
   text_id = np.arange(1, n_targets + 1) - prefix_len
-  key = np.asarray(key_mask, bool) & (text_id >= short_len + stride)
-  n_eligible = max(0, len(ids) - prefix_len - short_len - stride)
-  lsd = long - short
-  scored = lsd[~np.isnan(short)]
+  key = np.asarray(key_mask, bool) & (text_id >= windows.length)
+  n_eligible = windows.count_eligible(len(ids) - prefix_len)
+  scored = (long.astype(np.float64) - short)[~np.isnan(short)]
   near, mid, far = (
     part.mean() if part.size else None for part in np.array_split(scored, 3)
   )
-
-  def passes(margin: float) -> int:
-    return np.sum((lsd > alpha + margin) & (long > beta + margin))
-
-  copied = _copied(
-    np.asarray(ids)[prefix_len:], text_id[key], short_len, stride
+  mirror = contrast.key_token_mask(short, long, thresholds)
+  passing, passing_higher = (
+    contrast.key_token_mask(long, short, thresholds.moved(margin)).sum()
+    for margin in (-NEAR_THRESHOLD, NEAR_THRESHOLD)
   )
+  copied = _copied(np.asarray(ids)[prefix_len:], text_id[key], windows)
   scores = {
     "n_key_tokens": key.sum(),
     "n_eligible": n_eligible,
@@ -83,8 +81,8 @@ def document_scores(
     "context_benefit_mid": mid,
     "context_benefit_far": far,
     "copied_share": copied.mean() if copied.size else None,
-    "n_mirror": np.sum((-lsd > alpha) & (short > beta)),
-    "n_near_threshold": passes(-NEAR_THRESHOLD) - passes(NEAR_THRESHOLD),
+    "n_mirror": mirror.sum(),
+    "n_near_threshold": passing - passing_higher,
   }
   return {
     name: value.item() if isinstance(value, np.generic) else value
@@ -109,7 +107,7 @@ def _summary(lsd):
   }
 
 
-def _copied(text_ids, key_ids, short_len, stride):
+def _copied(text_ids, key_ids, windows):
   if not key_ids.size or len(text_ids) < COPIED_NGRAM:
     return np.zeros(key_ids.size, bool)
   rows = np.lib.stride_tricks.sliding_window_view(text_ids, COPIED_NGRAM)
@@ -118,5 +116,5 @@ def _copied(text_ids, key_ids, short_len, stride):
   _, first, gram = np.unique(grams, return_index=True, return_inverse=True)
   begin = key_ids - (COPIED_NGRAM - 1)
   first_end = first[gram[np.maximum(begin, 0)]] + COPIED_NGRAM
-  window_start = (key_ids - short_len) // stride * stride
-  return (begin >= 0) & (first_end <= window_start)
+  window = (key_ids - windows.short_len) // windows.stride
+  return (begin >= 0) & (first_end <= window * windows.stride)

@@ -38,43 +38,59 @@ class WindowPlan:
     return len(self.start)
 
 
-def check_window(*, short_len: int, stride: int) -> None:
-  """Raises ValueError unless 1 <= stride <= short_len (paper, A.1)."""
-  if not 1 <= stride <= short_len:
-    raise ValueError(
-      f"stride={stride} and short_len={short_len}: the paper's windows need "
-      "1 <= stride <= short_len (paper: stride 1024, short_len 4096)"
+@dataclasses.dataclass(frozen=True)
+class Windows:
+  """The paper's short contexts: a window of K + d ids every d ids.
+
+  ValueError unless 1 <= stride <= short_len (paper, A.1).
+
+  Attributes:
+    short_len: the paper's K, in ids: the least context of a scored id.
+    stride: the paper's d, in ids: what a window scores.
+  """
+
+  short_len: int
+  stride: int
+
+  def __post_init__(self):
+    sizes = self.stride, self.short_len
+    are_integers = all(isinstance(size, int) for size in sizes)
+    if not are_integers or not 1 <= self.stride <= self.short_len:
+      raise ValueError(
+        f"stride={self.stride!r} and short_len={self.short_len!r}: the paper's "
+        "windows need 1 <= stride <= short_len (paper: stride 1024, short_len "
+        "4096)"
+      )
+
+  @property
+  def length(self) -> int:
+    """K + d: ids of a window, those that it scores included."""
+    return self.short_len + self.stride
+
+  def plan(self, n: int) -> WindowPlan:
+    """Plans the windows that score ids [short_len, n), each exactly once.
+
+    Starts are 0, stride, 2 stride, ... below n - short_len; the window at s
+    scores ids [s + short_len, min(s + short_len + stride, n)). An id is so
+    predicted from at least short_len and fewer than short_len + stride ids.
+    Window 0 has the same context as the long pass (paper, appendix A.1).
+
+    Args:
+      n: number of ids.
+
+    Returns:
+      The plan; empty when n <= short_len.
+    """
+    start = np.arange(
+      0, max(0, n - self.short_len), self.stride, dtype=np.int64
     )
+    score_start = start + self.short_len
+    score_end = np.minimum(score_start + self.stride, n)
+    return WindowPlan(start, score_start, score_end)
 
+  def count_eligible(self, n: int) -> int:
+    """Number of ids that can be key: those scored by a window after the first.
 
-def plan_windows(n: int, *, short_len: int, stride: int) -> WindowPlan:
-  """Plans the windows that score ids [short_len, n), each exactly once.
-
-  Starts are 0, stride, 2 stride, ... below n - short_len; the window at s
-  scores ids [s + short_len, min(s + short_len + stride, n)). An id is so
-  predicted from at least short_len and fewer than short_len + stride ids.
-  Window 0 has the same context as the long pass (paper, appendix A.1).
-
-  Args:
-    n: number of ids.
-    short_len: the paper's K, in ids.
-    stride: the paper's d, in ids.
-
-  Returns:
-    The plan; empty when n <= short_len.
-
-  Raises:
-    ValueError: unless 1 <= stride <= short_len.
-  """
-  check_window(short_len=short_len, stride=stride)
-  start = np.arange(0, max(0, n - short_len), stride, dtype=np.int64)
-  score_start = start + short_len
-  return WindowPlan(start, score_start, np.minimum(score_start + stride, n))
-
-
-def count_eligible(n: int, *, short_len: int, stride: int) -> int:
-  """Number of ids that can be key: those scored by a window after the first.
-
-  n_eligible = max(0, n - short_len - stride).
-  """
-  return max(0, n - short_len - stride)
+    n_eligible = max(0, n - K - d).
+    """
+    return max(0, n - self.length)

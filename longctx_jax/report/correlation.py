@@ -1,19 +1,20 @@
 """Correlation of two scores over models, with bootstrap intervals."""
 
 import csv
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import fsspec
 import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
 from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.report import tables
+from longctx_jax.runtime import failures, urls
 
 MIN_PAIRS = 6
 
@@ -163,7 +164,18 @@ def correlation_table(correlations: Correlations, *, fmt: str) -> str:
 
 
 def _read_benchmarks(path: str | Path) -> dict[str, dict[str, float | None]]:
-  with fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="") as file:
+  if not str(path):
+    raise ValueError(
+      "no benchmark scores are named: give --benchmarks FILE.csv, a column "
+      "'model' and a column for each benchmark"
+    )
+  fs, root = urls.open_file_system(path)
+  with (
+    failures.reading(path),
+    urls.reaching(path),
+    fs.open(root, "rb") as raw,
+    io.TextIOWrapper(raw, "utf-8-sig", newline="") as file,
+  ):
     reader = csv.DictReader(file)
     names = [name for name in reader.fieldnames or [] if name != "model"]
     if "model" not in (reader.fieldnames or []) or not names:

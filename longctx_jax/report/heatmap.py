@@ -99,7 +99,7 @@ def heatmap_documents(
       "no heat maps: %s holds no key-token store; name one with --keys", keys
     )
     return []
-  if store.manifest["detail"] != "tokens":
+  if store.manifest.detail != "tokens":
     logging.info(
       "no heat maps: %s holds no log-probs of all tokens; score with "
       "--detail tokens",

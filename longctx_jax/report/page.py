@@ -13,6 +13,7 @@ from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.report import comparison, figures, heatmap
 from longctx_jax.report.comparison import Row
 from longctx_jax.report.heatmap import Heatmap
+from longctx_jax.runtime import urls
 
 _EXCERPT_CHARS = 1200
 _CARD_PLOT = 440
@@ -150,6 +151,7 @@ def _plot(rows: Sequence[Row], **options: Any) -> str:
 
 
 def _write(template: str, output: str | Path, **values: Any) -> None:
+  urls.require_local(output, flag="output")
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,

@@ -1,10 +1,17 @@
-"""What long runs need: settings that agree, progress, processes.
+"""What long runs need: files, settings that agree, progress, processes.
 
 Doors, for other rooms:
   files: files that appear whole, and locks
+  foreign_files: what is wrong with a file that others wrote
   settings: whether two runs agree in what determines their numbers
   progress: usage, speed, time left, a heartbeat
   processes: several processes as one program; SIGTERM
+  machine: what Linux, macOS and Windows do not share
+  urls: places with a scheme, as gs://bucket/file
+  failures: what went wrong outside of the program, as a sentence
 """
 
-__all__ = ["files", "settings", "progress", "processes"]
+__all__ = [
+  "files", "foreign_files", "settings", "progress", "processes", "machine",
+  "urls", "failures",
+]  # fmt: skip

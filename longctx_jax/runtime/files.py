@@ -16,6 +16,8 @@ from typing import BinaryIO
 
 import filelock
 
+from longctx_jax.runtime import failures, machine
+
 _TEMPORARY = ".tmp"
 
 
@@ -36,7 +38,7 @@ def appearing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
   path = pathlib.Path(path)
   temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
   try:
-    with open(temporary, "wb") as file:
+    with failures.naming(path), open(temporary, "wb") as file:
       yield file
       file.flush()
       os.fsync(file.fileno())
@@ -44,24 +46,13 @@ def appearing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
   except BaseException:
     temporary.unlink(missing_ok=True)
     raise
-  sync_folder(path.parent)
+  machine.sync_folder(path.parent)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
   """Writes UTF-8 text as a file that appears whole; see `appearing`."""
   with appearing(path) as file:
     file.write(text.encode())
-
-
-def sync_folder(folder: str | os.PathLike[str]) -> None:
-  """Brings the names in a folder to the disk, where the system can."""
-  if os.name == "nt":  # A folder can't be opened there.
-    return
-  descriptor = os.open(folder, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)
 
 
 def remove_leftovers(folder: str | os.PathLike[str], pattern: str) -> None:

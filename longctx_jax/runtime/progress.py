@@ -14,14 +14,24 @@ _LINE_SECONDS = 30.0
 
 
 @contextlib.contextmanager
-def heartbeat(name: str) -> Iterator[None]:
-  """Logs a line every half a minute: reading looks like hanging."""
-  done, start = threading.Event(), time.monotonic()
+def heartbeat(
+  name: str, *, doing: str = "reading", announced: bool = True
+) -> Iterator[None]:
+  """Logs what begins, and a line every half a minute: it looks like hanging.
 
-  def tell():
+  Args:
+    name: of what is worked on.
+    doing: what is done with it.
+    announced: whether the beginning is a line too; else only what lasts is.
+  """
+  done, start = threading.Event(), time.monotonic()
+  if announced:
+    logging.info("%s %s", doing, name)
+
+  def tell() -> None:
     while not done.wait(_LINE_SECONDS):
       seconds = time.monotonic() - start
-      logging.info("still reading %s: %.0f s", name, seconds)
+      logging.info("still %s %s: %.0f s", doing, name, seconds)
 
   thread = threading.Thread(target=tell, daemon=True)
   thread.start()
@@ -61,6 +71,7 @@ class Progress:
     self._start_tokens = usage.tokens
     self._start_compile = usage.compile_seconds
     self._start_compilations = usage.compilations
+    usage.listener = self._tell
 
   @property
   def seconds(self) -> float:
@@ -81,17 +92,25 @@ class Progress:
   def advance(self, documents: int = 1) -> None:
     """Counts finished documents; logs if it is time."""
     self.done += documents
+    self._tell()
+
+  def _tell(self) -> None:
     now = self._clock()
     if now - self._last >= _EVERY_SECONDS and self.done < self.total:
       self._last = now
       logging.info("%s", self)
 
   def __str__(self) -> str:
-    own = max(self.done - self._skipped, 1)
-    left = (self.total - self.done) * self.seconds / own
+    left, own = "time left unknown", self.done - self._skipped
+    if own:
+      seconds = (self.total - self.done) * self.seconds / own
+      left = f"{clock_text(seconds)} left"
+    usage, windows = self._usage, ""
+    if usage.windows < usage.windows_begun:
+      windows = f" + {usage.windows:,} of {usage.windows_begun:,} windows"
     return (
-      f"{self._verb}: {self.done:,} of {self.total:,} documents | "
-      f"{self.tokens_per_second:,.0f} tokens/s | {clock_text(left)} left | "
+      f"{self._verb}: {self.done:,} of {self.total:,} documents{windows} | "
+      f"{self.tokens_per_second:,.0f} tokens/s | {left} | "
       f"padding {self._usage.padding_share:.0%}"
     )
 
@@ -167,6 +186,9 @@ class Usage:
     needed: the same without padding.
     compilations: compiled programs.
     compile_seconds: time that they took.
+    windows: windows that were scored, of documents that are not finished.
+    windows_begun: windows of these documents in all.
+    listener: called after each pass.
   """
 
   tokens: int = 0
@@ -174,6 +196,20 @@ class Usage:
   needed: int = 0
   compilations: int = 0
   compile_seconds: float = 0.0
+  windows: int = 0
+  windows_begun: int = 0
+  listener: Callable[[], None] | None = dataclasses.field(
+    default=None, repr=False, compare=False
+  )
+
+  def count_windows(self, *, begun: int = 0, scored: int = 0) -> None:
+    """Counts windows; those of finished work are forgotten."""
+    self.windows_begun += begun
+    self.windows += scored
+    if self.windows == self.windows_begun:
+      self.windows = self.windows_begun = 0
+    if scored and self.listener:
+      self.listener()
 
   @property
   def padding_share(self) -> float:

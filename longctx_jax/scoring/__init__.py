@@ -8,6 +8,7 @@ Doors, for other rooms:
   run: a corpus into a key-token store
 
 Inside:
+  paper_step: the definition as a program, to be read first
   buckets: fixed shapes for documents of any length
 """
 

@@ -1,22 +1,29 @@
-"""From scored documents to key tokens, and what identifies them."""
+"""One evaluator on documents: from their texts to their key tokens."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 
 from longctx_jax.key_tokens import record
+from longctx_jax.key_tokens import store as store_lib
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper import document_scores as document_scores_lib
-from longctx_jax.paper import windows
-from longctx_jax.scoring import scorer
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
+from longctx_jax.scoring import protocol as protocol_lib
+from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.scoring.protocol import Prepared
-from longctx_jax.text import corpus
+from longctx_jax.text.corpus import Document
+from longctx_jax.text.tokenizer import TextTokenizer
 
 
 def identity(model: LoadedModel) -> dict[str, Any]:
@@ -39,55 +46,117 @@ def identity(model: LoadedModel) -> dict[str, Any]:
 def make_manifest(
   model: LoadedModel,
   *,
-  short_len: int,
-  stride: int,
-  alpha: float,
-  beta: float,
-  protocol_name: str,
+  windows: Windows,
+  thresholds: Thresholds,
+  protocol: str,
   max_length: int,
   over_length: str,
   detail: str,
-) -> dict[str, Any]:
+) -> Manifest:
   """How key tokens were made; see docs/design.md for what is compared."""
-  by_length = model.config.rope_by_length
-  return identity(model) | {
-    "protocol": protocol_name,
-    "bos": model.tokenizer.leading_bos if model.tokenizer else None,
-    "short_len": short_len,
-    "stride": stride,
-    "alpha": alpha,
-    "beta": beta,
-    "max_length": max_length,
-    "over_length": over_length,
-    "detail": detail,
-    "versions": {"jax": jax.__version__, "backend": jax.default_backend()},
-    **({"rope_by_length": by_length} if by_length else {}),
-  }
+  return Manifest(
+    **identity(model),
+    protocol=protocol,
+    bos=model.tokenizer.leading_bos if model.tokenizer else None,
+    windows=windows,
+    thresholds=thresholds,
+    max_length=max_length,
+    over_length=over_length,
+    detail=detail,
+    versions={"jax": jax.__version__, "backend": jax.default_backend()},
+    rope_by_length=model.config.rope_by_length or None,
+  )
+
+
+class Finder:
+  """One evaluator on documents, as a manifest says; beside `Evaluation`.
+
+  Attributes:
+    scorer: of the evaluator.
+    manifest: how the key tokens are made.
+  """
+
+  def __init__(self, scorer: scorer_lib.Scorer, manifest: Manifest):
+    self.scorer = scorer
+    self.manifest = manifest
+
+  def check_bos(self, documents: Iterable[Document]) -> None:
+    """See `protocol.check_bos`; to be called before anything is found."""
+    if self.manifest.protocol == "paper":
+      texts = (document.text or "" for document in documents)
+      protocol_lib.check_bos(self.scorer, texts)
+
+  def find(self, documents: Iterable[Document]) -> Iterator[KeyTokens]:
+    """Finds key tokens; documents come back as they finish.
+
+    Args:
+      documents: read one by one, no further ahead than the passes need.
+
+    Raises:
+      OverLength: a document is too long, and the policy is "error".
+      ValueError: log-probs that are no numbers.
+    """
+    # By place, since ids may be those of several texts.
+    waiting: dict[int, tuple[Document, Prepared]] = {}
+
+    def jobs():
+      tokenizer = self.scorer.model.tokenizer
+      for place, document in enumerate(documents):
+        prepared = prepare(document, tokenizer, self.manifest)
+        if prepared.reason:
+          yield key_tokens_of(document, prepared, None, self.manifest)
+        else:
+          waiting[place] = document, prepared
+          yield scorer_lib.Job(place, prepared.ids, prepared.prefix_len)
+
+    for done in self.scorer.score(jobs()):
+      if isinstance(done, scorer_lib.Scores):
+        done = key_tokens_of(*waiting.pop(done.job.key), done, self.manifest)
+      yield done
+
+
+def prepare(
+  document: Document, tokenizer: TextTokenizer, manifest: Manifest
+) -> Prepared:
+  """What the evaluator reads of a document.
+
+  Raises:
+    OverLength: it is too long, and the policy is "error".
+  """
+  if document.error:
+    logging.warning("document %r: %s", document.doc_id, document.error)
+    return protocol_lib.unscorable("failed")
+  try:
+    return protocol_lib.prepare(
+      document.text,
+      tokenizer,
+      protocol=manifest.protocol,
+      is_evaluator=True,
+      max_length=manifest.max_length,
+      over_length=manifest.over_length,
+    )
+  except protocol_lib.OverLength as error:
+    raise protocol_lib.OverLength(f"{document.doc_id!r}: {error}") from error
 
 
 def key_tokens_of(
-  document: corpus.Document,
+  document: Document,
   prepared: Prepared,
-  scores: scorer.Scores | None,
-  manifest: dict[str, Any],
+  scores: scorer_lib.Scores | None,
+  manifest: Manifest,
 ) -> KeyTokens:
   """The record of a scored document, or of one that could not be scored."""
-  short_len, stride = manifest["short_len"], manifest["stride"]
-  n_eligible = windows.count_eligible(
-    prepared.n_text, short_len=short_len, stride=stride
-  )
+  n_eligible = manifest.windows.count_eligible(prepared.n_text)
   reason = prepared.reason or ("" if n_eligible else "too_short")
   row = functools.partial(
     record.make_key_tokens,
     doc_id=document.doc_id,
     doc_index=document.doc_index,
-    text_sha256=("" if document.error else corpus.text_sha256(document.text)),
+    text_sha256=store_lib.document_sha256(document),
     n_chars=prepared.n_chars,
     n_tokens=prepared.n_tokens,
     n_tokens_full=prepared.n_tokens_full,
     n_eligible=0 if prepared.reason else n_eligible,
-    alpha=manifest["alpha"],
-    beta=manifest["beta"],
     manifest=manifest,
     reason=reason,
     truncated=prepared.truncated,
@@ -95,9 +164,9 @@ def key_tokens_of(
   )
   if scores is not None and np.isnan(scores.long).any():
     raise ValueError(
-      f"{manifest['evaluator']} gives log-probs that are no numbers (NaN) for "
+      f"{manifest.evaluator} gives log-probs that are no numbers (NaN) for "
       f"document {document.doc_id!r}: its weights are damaged, or overflow in "
-      f"{manifest['dtype']}"
+      f"{manifest.dtype}"
     )
   if scores is None:
     return row(offsets=None, long_log_probs=None, short_log_probs=None)
@@ -112,10 +181,8 @@ def key_tokens_of(
     scores.short,
     made.key_mask,
     prefix_len=prepared.prefix_len,
-    short_len=short_len,
-    stride=stride,
-    alpha=manifest["alpha"],
-    beta=manifest["beta"],
+    windows=manifest.windows,
+    thresholds=manifest.thresholds,
   )
   # A field of the record already.
   del document_scores["n_eligible"]

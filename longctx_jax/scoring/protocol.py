@@ -9,17 +9,20 @@ first into every pass and window, where it counts neither in K nor as text.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
+from absl import logging
 
-from longctx_jax.paper import windows
+from longctx_jax.key_tokens.manifest import OVER_LENGTH, PROTOCOLS
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.text.tokenizer import OffsetsUnusable, TextTokenizer
 
-PROTOCOLS = ("paper", "strict")
-OVER_LENGTH = ("truncate_end", "skip", "error")
-# Targets and nats of the check that a model can do without its BOS.
+# The check that a model can do without its BOS: targets, those left out at the
+# start, where every model lacks context, and nats.
 _BOS_CHECK_TARGETS = 512
+_BOS_CHECK_SKIPPED = 16
 _BOS_CHECK_NATS = 1.0
 
 
@@ -112,6 +115,14 @@ def prepare(
   prefix_len = 0
   if protocol == "strict" and tokenizer.leading_bos is not None:
     prefix_len = 1
+    if held := int((ids == tokenizer.leading_bos).sum()):
+      logging.warning(
+        "a text of %d ids holds the BOS itself, %d times, beside the one that "
+        "the protocol puts first: what follows it is scored as if a document "
+        "began there",
+        len(ids),
+        held,
+      )
     ids = np.concatenate([[tokenizer.leading_bos], ids]).astype(np.int32)
     offsets = np.concatenate([np.zeros((1, 2), np.int64), offsets])
   if not text:
@@ -163,12 +174,20 @@ def _whole_characters(offsets, keep):
   return keep
 
 
-def check_bos(scorer: scorer_lib.Scorer, text: str) -> None:
+def check_bos(scorer: scorer_lib.Scorer, texts: Iterable[str]) -> None:
   """Checks, before a `paper` run, that the model can do without its BOS.
 
-  Scores the first 512 targets of a text with and without the BOS that the
-  tokenizer adds by default; the first target, which only one of them has, is
-  left out.
+  Scores the first 512 targets of one text with and without the BOS that the
+  tokenizer adds by default, and compares the means over all but the first 16
+  of them, which any model reads with hardly a context.
+
+  The text is the first with at least 513 ids, else the longest. So texts are
+  read up to there and one is kept: a corpus is read from its start once more,
+  and no document waits for another.
+
+  Args:
+    scorer: of the model.
+    texts: of the documents; as many as needed are read.
 
   Raises:
     ValueError: where the mean log-probs differ by more than 1 nat per token:
@@ -177,36 +196,44 @@ def check_bos(scorer: scorer_lib.Scorer, text: str) -> None:
   tokenizer = scorer.model.tokenizer
   if tokenizer is None or tokenizer.leading_bos is None:
     return
-  bare = tokenizer.encode(text, add_special_tokens=False).ids
+  bare = np.zeros(0, np.int32)
+  for text in texts:
+    try:
+      ids = tokenizer.encode(text, add_special_tokens=False).ids
+    except OffsetsUnusable:
+      continue
+    bare = max(bare, ids, key=len)
+    if len(bare) > _BOS_CHECK_TARGETS:
+      break
   # With the BOS before them they must fit the model.
   limit = scorer.model.config.max_position - 1
   bare = bare[: min(_BOS_CHECK_TARGETS + 1, limit)]
-  if len(bare) < 2:
+  compared = len(bare) - 1 - _BOS_CHECK_SKIPPED
+  if compared < 1:
     return
   with_bos = np.concatenate([[tokenizer.leading_bos], bare]).astype(np.int32)
   jobs = [scorer_lib.Job("bare", bare), scorer_lib.Job("bos", with_bos)]
   means = {
-    scores.job.key: float(scores.long[1 - len(bare) :].mean())
+    scores.job.key: float(scores.long[-compared:].mean())
     for scores in scorer.score_long(jobs)
   }
   if abs(means["bos"] - means["bare"]) > _BOS_CHECK_NATS:
     raise ValueError(
-      f"{scorer.model.name} needs its BOS: the first {len(bare) - 1} targets "
-      f"of a document have a mean log-prob of {means['bos']:.2f} nats with it "
+      f"{scorer.model.name} needs its BOS: {compared} targets at the start of "
+      f"a document have a mean log-prob of {means['bos']:.2f} nats with it "
       f"and {means['bare']:.2f} without, and the paper's protocol leaves it "
       "out. Use protocol 'strict'"
     )
 
 
-def explain_too_short(n_text: int, *, short_len: int, stride: int) -> str:
+def explain_too_short(n_text: int, windows: Windows) -> str:
   """Says what a document lacks, and which windows would fit it."""
   fitting = max(1, n_text // 8)
-  eligible = windows.count_eligible(
-    n_text, short_len=2 * fitting, stride=fitting
-  )
+  eligible = Windows(2 * fitting, fitting).count_eligible(n_text)
   lacks = (
-    f"a document of {n_text} ids has no key tokens with short_len={short_len} "
-    f"and stride={stride}: it would need more than {short_len + stride}"
+    f"a document of {n_text} ids has no key tokens with "
+    f"short_len={windows.short_len} and stride={windows.stride}: it would need "
+    f"more than {windows.length}"
   )
   if not eligible:
     return lacks

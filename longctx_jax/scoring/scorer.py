@@ -14,8 +14,8 @@ from flax import nnx
 
 from longctx_jax.model import defaults, log_probs, sharding
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.paper import windows
-from longctx_jax.runtime.progress import Usage
+from longctx_jax.paper.windows import Windows
+from longctx_jax.runtime.progress import Usage, heartbeat
 from longctx_jax.scoring import buckets
 
 
@@ -54,16 +54,14 @@ class Scorer:
 
   Attributes:
     model: what scores.
-    short_len: the paper's K.
-    stride: the paper's d.
+    windows: of the short contexts.
     long_batch: documents per long pass.
     window_batch: windows per short pass.
     usage: counts so far.
   """
 
   model: LoadedModel
-  short_len: int
-  stride: int
+  windows: Windows
   long_batch: int
   window_batch: int
   usage: Usage
@@ -122,6 +120,7 @@ class Scorer:
         yield scores
         continue
       open_windows[id(scores)] = len(own)
+      self.usage.count_windows(begun=len(own))
       pool += own
       while len(pool) >= self.window_batch:
         batch, pool = pool[: self.window_batch], pool[self.window_batch :]
@@ -134,7 +133,9 @@ class Scorer:
     for row, job in enumerate(jobs):
       ids[row, : len(job.ids)] = job.ids
     lengths = [len(job.ids) for job in jobs]
-    out = self._call(self.long_pass, "long", ids, lengths)
+    name = f"a text of {max(lengths):,} ids"
+    with heartbeat(name, doing="reading", announced=False):
+      out = self._call(self.long_pass, "long", ids, lengths)
     counts = [len(job.ids) - 1 for job in jobs]
     self.usage.tokens += sum(counts)
     self.usage.needed += sum(counts)
@@ -150,9 +151,7 @@ class Scorer:
     """
     job = scores.job
     prefix, text = job.ids[: job.prefix_len], job.ids[job.prefix_len :]
-    plan = windows.plan_windows(
-      len(text), short_len=self.short_len, stride=self.stride
-    )
+    plan = self.windows.plan(len(text))
     for start, first, end in zip(
       plan.start, plan.score_start, plan.score_end, strict=True
     ):
@@ -161,12 +160,12 @@ class Scorer:
       if start == 0:
         scores.short[first:end] = scores.long[first:end]
         continue
-      span = text[start : start + self.short_len + self.stride]
+      span = text[start : start + self.windows.length]
       yield scores, first, np.concatenate([prefix, span])
 
   def _run_windows(self, batch):
     prefix_len = batch[0][0].job.prefix_len
-    length = prefix_len + self.short_len + self.stride
+    length = prefix_len + self.windows.length
     ids = np.zeros((self.window_batch, length), np.int32)
     for row, (scores, _, span) in enumerate(batch):
       if scores.job.prefix_len != prefix_len:
@@ -176,8 +175,9 @@ class Scorer:
     self.usage.fed += self.window_batch * (length - 1)
     lengths = [len(span) for _, _, span in batch]
     out = self._call(self.window_pass, prefix_len, ids, lengths)
+    self.usage.count_windows(scored=len(batch))
     for row, (scores, first, span) in enumerate(batch):
-      count = len(span) - prefix_len - self.short_len
+      count = len(span) - prefix_len - self.windows.short_len
       scores.short[first : first + count] = out[row, :count]
       yield scores
 
@@ -197,9 +197,14 @@ class Scorer:
         start = time.monotonic()
         static = (kind,) if function is self.window_pass else ()
         precision = defaults.matmul_precision(self.model.dtype)
-        with jax.default_matmul_precision(precision):
+        what = "windows" if static else "texts"
+        name = f"the pass over {what} of up to {ids.shape[1]:,} ids"
+        with (
+          heartbeat(name, doing="compiling"),
+          jax.default_matmul_precision(precision),
+        ):
           lowered = function.lower(self.model.params, *inputs, *static)
-        self.compiled[key] = lowered.compile()
+          self.compiled[key] = lowered.compile()
         self.usage.compilations += 1
         self.usage.compile_seconds += time.monotonic() - start
       return np.asarray(self.compiled[key](self.model.params, *inputs))
@@ -207,9 +212,8 @@ class Scorer:
 
 def make_scorer(
   model: LoadedModel,
+  windows: Windows,
   *,
-  short_len: int,
-  stride: int,
   window_batch: int = 0,
   chunk: int = 1024,
   backend: str = "auto",
@@ -218,16 +222,11 @@ def make_scorer(
 
   Args:
     model: what scores.
-    short_len: the paper's K.
-    stride: the paper's d.
+    windows: of the short contexts.
     window_batch: windows per device and pass; 0: `defaults.window_batch`.
     chunk: positions whose logits are held at a time.
     backend: attention backend; "auto" takes the one of this machine.
-
-  Raises:
-    ValueError: unless 1 <= stride <= short_len.
   """
-  windows.check_window(short_len=short_len, stride=stride)
   backend = defaults.attention_backend(backend, model.config, dtype=model.dtype)
   ways = sharding.batch_ways(model.mesh)
   window_batch = defaults.window_batch(window_batch)
@@ -254,19 +253,18 @@ def make_scorer(
 
   @functools.partial(jax.jit, static_argnums=3, out_shardings=whole)
   def window_pass(params, ids, lengths, prefix_len):
-    first = prefix_len + short_len
+    first = prefix_len + windows.short_len
     return log_probs_of(
       params,
       ids[:, :-1],
       lengths,
       ids[:, first:],
-      (first - 1, first + stride - 1),
+      (first - 1, first + windows.stride - 1),
     )
 
   return Scorer(
     model=model,
-    short_len=short_len,
-    stride=stride,
+    windows=windows,
     long_batch=ways,
     window_batch=window_batch * ways,
     usage=Usage(),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from absl import logging
 from ml_collections import ConfigDict
 
-from longctx_jax.checkpoints import loading
-from longctx_jax.key_tokens import store
+from longctx_jax.checkpoints import convert, loading
+from longctx_jax.key_tokens.manifest import DETAILS
 from longctx_jax.model import loaded, sharding
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.paper import windows
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import protocol, scorer
 from longctx_jax.text import chunks
 from longctx_jax.text import corpus as corpus_lib
@@ -20,13 +21,12 @@ from longctx_jax.text.corpus import Corpus
 def check_config(config: ConfigDict) -> None:
   """Raises ValueError for settings that no run can have; touches no device."""
   protocol.check_protocol(config.longppl.protocol, config.data.over_length)
-  windows.check_window(
-    short_len=config.longppl.short_len, stride=config.longppl.stride
-  )
-  if config.scoring.detail not in store.DETAILS:
+  windows_of(config)
+  thresholds_of(config)
+  convert.check_dtype(config.scoring.dtype, field="scoring.dtype")
+  if config.scoring.detail not in DETAILS:
     raise ValueError(
-      f"detail={config.scoring.detail!r} is not one of "
-      f"{', '.join(store.DETAILS)}"
+      f"detail={config.scoring.detail!r} is not one of {', '.join(DETAILS)}"
     )
   if config.data.chunk_len:
     chunks.check_chunk_len(config.data.chunk_len)
@@ -35,6 +35,16 @@ def check_config(config: ConfigDict) -> None:
       f"chunk_tokenizer={config.data.chunk_tokenizer!r} without chunk_len: "
       "documents are scored whole, so that nothing is cut"
     )
+
+
+def windows_of(config: ConfigDict) -> Windows:
+  """K and d of the config."""
+  return Windows(config.longppl.short_len, config.longppl.stride)
+
+
+def thresholds_of(config: ConfigDict) -> Thresholds:
+  """alpha and beta of the config."""
+  return Thresholds(config.longppl.alpha, config.longppl.beta)
 
 
 def open_corpus(config: ConfigDict) -> Corpus:
@@ -88,8 +98,7 @@ def make_scorer(config: ConfigDict, model: LoadedModel) -> scorer.Scorer:
   """The compiled passes with the config's windows and batch sizes."""
   return scorer.make_scorer(
     model,
-    short_len=config.longppl.short_len,
-    stride=config.longppl.stride,
+    windows_of(config),
     window_batch=config.scoring.window_batch,
     chunk=config.scoring.chunk,
     backend=config.scoring.backend,

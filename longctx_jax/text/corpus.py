@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import os
-import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +19,8 @@ class Document:
   """One text, or the token ids of one; neither where `error` says why.
 
   Attributes:
-    doc_id: from the id column, else the file name (.txt) or "<file>#<row>".
+    doc_id: from the id column, else the file name (of a text) or
+      "<file>#<row>"; in subfolders with the path below the folder named.
     doc_index: index in the whole corpus, whatever the row range.
     text: the text, exactly as stored: no newline or Unicode translation.
     ids: int32 [n], where an ids column was named.
@@ -139,7 +139,7 @@ class Corpus:
           yield _document(
             row,
             dataclasses.replace(self._fields, id=id_column),
-            name=posixpath.basename(file.place(number)),
+            name=file.row_id(number),
             doc_index=base + number,
             decode=self._decode,
           )
@@ -166,11 +166,12 @@ def open_corpus(
   """Opens files as one corpus, and checks all of them before reading a text.
 
   Args:
-    sources: a .txt file (one document), JSON lines (.jsonl, .json; blank lines
-      don't count), a Parquet file, a folder (its .txt, .jsonl and .parquet
-      files), a glob, an fsspec URL of any of these (gs://, s3://, hf://), a
-      prepared data set of tensorflow-datasets (tfds:pg19/train), or a list of
-      them. Folders and globs are sorted by name, lists keep their order.
+    sources: a text file (one document), JSON lines or one JSON array, these
+      compressed, a Parquet file, a folder with its subfolders, a glob, an
+      fsspec URL of any of these (gs://, s3://, hf://), a prepared data set of
+      tensorflow-datasets (tfds:pg19/train), or a list of them; endings are
+      those of `row_files.open_files`. Folders and globs are sorted by name,
+      lists keep their order.
     text_column: column of the text: strings, or UTF-8 as binary.
     ids_column: column of token ids, read in place of the text; "" for none.
     id_column: column of the document ids, strings or integers; "" takes a
@@ -184,8 +185,9 @@ def open_corpus(
 
   Raises:
     FileNotFoundError: no such file, or a folder or glob without any file.
+    OSError: a URL that can't be reached.
     ValueError: an unknown extension, a missing column (those there are, are
-      listed), a damaged Parquet file, an empty row range.
+      listed), a damaged file, an empty row range.
   """
   if isinstance(sources, str | os.PathLike):
     sources = [sources]

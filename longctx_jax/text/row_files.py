@@ -1,25 +1,28 @@
-"""Files of rows: text, JSON lines and Parquet, read part by part."""
+"""Files of rows: text, JSON and Parquet, read part by part."""
 
+import collections
 import dataclasses
 import itertools
-import json
 import posixpath
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from absl import logging
 
-# A row as read: its values by column, or why it can't be read.
-Row = dict[str, Any] | str
+from longctx_jax.runtime import urls
+from longctx_jax.text import json_rows, streams
+from longctx_jax.text.json_rows import Row
 
-
+_TEXTS = (".txt", ".md")
+_JSON = (".jsonl", ".json", ".ndjson")
+_KNOWN = (".txt", ".jsonl", ".json", ".parquet", ".md", ".ndjson")
 # A folder may hold configs and manifests: .json there is not taken for data.
-_IN_FOLDERS = (".txt", ".jsonl", ".parquet")
-# JSON lines have no schema: the columns are those of the first lines.
-_PEEKED_LINES = 100
+_IN_FOLDERS = tuple(name for name in _KNOWN if name != ".json")
+# JSON has no schema: the columns are those of the first rows.
+_PEEKED_ROWS = 100
 # Texts of 32k tokens: about 8 MB in memory at a time.
 _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
@@ -37,9 +40,11 @@ class RowFile:
     count: number of rows.
     rows: (start, stop, columns) -> the rows from start up to stop, in order,
       with at least those columns where the row has them.
-    is_one_text: a .txt file, whose one row needs no number.
+    is_one_text: a text file, whose one row needs no number.
     version: changes with the contents: size and time of change, or what else
       the file system has for that.
+    name: what is left of the path below the folder that was named; "" is the
+      last part.
   """
 
   path: str
@@ -48,45 +53,68 @@ class RowFile:
   rows: Callable[[int, int, tuple[str, ...]], Iterator[Row]]
   is_one_text: bool = False
   version: str = ""
+  name: str = ""
 
   def place(self, row: int) -> str:
-    """Path and number of a row, for messages and as an id of last resort."""
+    """Path and number of a row, for messages."""
     return self.path if self.is_one_text else f"{self.path}#{row}"
+
+  def row_id(self, row: int) -> str:
+    """Name and number of a row: its id of last resort."""
+    name = self.name or posixpath.basename(self.path)
+    return name if self.is_one_text else f"{name}#{row}"
 
 
 def open_files(source: str, *, text_column: str) -> list[RowFile]:
   """Opens the files that a file name, folder, glob or fsspec URL names.
 
   Args:
-    source: .txt, JSON lines (.jsonl, .json; blank lines don't count), Parquet;
-      of a folder its .txt, .jsonl and .parquet files; all of a glob. Folders
-      and globs are sorted by name.
-    text_column: the column that a .txt file is taken for.
+    source: text (.txt, .md), JSON lines (.jsonl, .ndjson, .json; blank lines
+      don't count), one JSON array (.json), these compressed (.gz, .bz2, .xz,
+      .zst), or Parquet; of a folder and its subfolders all but .json and what
+      is hidden; all of a glob. Folders and globs are sorted by name.
+    text_column: the column that a text file is taken for.
 
   Returns:
     At least one file.
 
   Raises:
     FileNotFoundError: no such file, or a folder or glob without any file.
-    ValueError: an unknown extension, a damaged Parquet file.
+    OSError: a URL that can't be reached.
+    ValueError: an unknown extension, a damaged file, a URL whose package is
+      not installed.
   """
-  fs, paths = _find(source)
-  files = []
-  for path in paths:
-    extension = _extension(path)
-    if extension == ".txt":
-      files.append(_text_file(fs, path, text_column))
-    elif extension in (".jsonl", ".json"):
-      files.append(_json_file(fs, path))
-    elif extension == ".parquet":
-      files.append(_parquet_file(fs, path))
-    else:
-      raise ValueError(
-        f"{path} ends in {extension!r}; known: .txt, .jsonl, .json, .parquet."
-      )
-  return [
-    dataclasses.replace(file, version=_version(fs, file.path)) for file in files
-  ]
+  fs, root = urls.open_file_system(source)
+  with urls.reaching(source):
+    paths = _find(fs, root, source)
+    files = [_open(fs, path, text_column) for path in paths]
+
+  def named(file: RowFile) -> RowFile:
+    def rows(start: int, stop: int, columns: tuple[str, ...]) -> Iterator[Row]:
+      with urls.reaching(source):
+        yield from file.rows(start, stop, columns)
+
+    return dataclasses.replace(file, rows=rows, name=_below(file.path, root))
+
+  return [named(file) for file in files]
+
+
+def _open(
+  fs: fsspec.AbstractFileSystem, path: str, text_column: str
+) -> RowFile:
+  extension = streams.extension(path)
+  if extension in _TEXTS:
+    file = _text_file(fs, path, text_column)
+  elif extension in _JSON:
+    file = _json_file(fs, path)
+  elif extension == ".parquet" and not streams.is_compressed(path):
+    file = _parquet_file(fs, path)
+  else:
+    raise ValueError(
+      f"{path} ends in {extension!r}; known: {', '.join(_KNOWN)}, and all but "
+      "Parquet with .gz, .bz2, .xz or .zst behind."
+    )
+  return dataclasses.replace(file, version=_version(fs, path))
 
 
 def _version(fs: fsspec.AbstractFileSystem, path: str) -> str:
@@ -94,30 +122,54 @@ def _version(fs: fsspec.AbstractFileSystem, path: str) -> str:
   return " ".join(str(facts[name]) for name in _VERSION_FACTS if name in facts)
 
 
-def _find(source: str) -> tuple[fsspec.AbstractFileSystem, list[str]]:
-  fs, path = fsspec.core.url_to_fs(source)
+def _below(path: str, folder: str) -> str:
+  """The part of a path below a folder; "" where it does not lie there."""
+  folder = f"{folder.rstrip('/')}/"
+  return path.removeprefix(folder) if path.startswith(folder) else ""
+
+
+def _find(fs: fsspec.AbstractFileSystem, path: str, source: str) -> list[str]:
   if fs.isfile(path):
-    return fs, [path]
+    return [path]
   if fs.isdir(path):
-    inside = fs.ls(path, detail=False)
-    found = [file for file in inside if _extension(file) in _IN_FOLDERS]
-    problem = f"holds no file that ends in {', '.join(_IN_FOLDERS)}."
+    inside = {file: _why_skipped(file, path) for file in fs.find(path)}
+    found = [file for file, why in inside.items() if not why]
+    skipped = collections.Counter(filter(None, inside.values()))
+    problem = f"holds no file that ends in {', '.join(_IN_FOLDERS)}"
+    if skipped:
+      said = ", ".join(f"{why} ({n})" for why, n in sorted(skipped.items()))
+      problem += f"; what it holds: {said}"
+      logging.info(
+        "%s: %d of %d files are skipped: %s",
+        source,
+        skipped.total(),
+        len(inside),
+        said,
+      )
   elif any(sign in path for sign in "*?["):
-    found, problem = fs.glob(path), "matches no file."
+    found, problem = fs.glob(path), "matches no file"
   else:
     found = []
     problem = (
       "does not exist. A data set of a hub must be downloaded first, or named "
-      "by its files: hf://datasets/OWNER/NAME/*.parquet."
+      "by its files: hf://datasets/OWNER/NAME/*.parquet"
     )
   found = sorted(filter(fs.isfile, found))
   if not found:
-    raise FileNotFoundError(f"{source} {problem}")
-  return fs, found
+    raise FileNotFoundError(f"{source} {problem}.")
+  return found
 
 
-def _extension(path: str) -> str:
-  return posixpath.splitext(path)[1].lower()
+def _why_skipped(path: str, folder: str) -> str:
+  """Why a file of a folder is no data; "" where it is."""
+  if any(part.startswith(".") for part in _below(path, folder).split("/")):
+    return "hidden"
+  extension = streams.extension(path)
+  if extension in _IN_FOLDERS and not (
+    extension == ".parquet" and streams.is_compressed(path)
+  ):
+    return ""
+  return posixpath.splitext(path)[1].lower() or "without an extension"
 
 
 def _text_file(
@@ -125,38 +177,32 @@ def _text_file(
 ) -> RowFile:
   def rows(start: int, stop: int, columns: tuple[str, ...]) -> Iterator[Row]:
     del start, stop, columns
-    yield {text_column: fs.cat_file(path)}
+    try:
+      with streams.open_bytes(fs, path) as file:
+        row = {text_column: file.read()}
+    except ValueError as error:
+      row = str(error)
+    yield row
 
   return RowFile(path, (text_column,), 1, rows, is_one_text=True)
 
 
 def _json_file(fs: fsspec.AbstractFileSystem, path: str) -> RowFile:
-  def lines() -> Iterator[bytes]:
-    with fs.open(path, "rb") as file:
-      for line in file:
-        if line.strip():
-          yield line
-
   def rows(start: int, stop: int, columns: tuple[str, ...]) -> Iterator[Row]:
     del columns
-    return map(_parse, itertools.islice(lines(), start, stop))
+    return itertools.islice(json_rows.read_rows(fs, path), start, stop)
 
-  unread = lines()
-  peeked = list(map(_parse, itertools.islice(unread, _PEEKED_LINES)))
+  unread = json_rows.read_rows(fs, path)
+  peeked = list(itertools.islice(unread, _PEEKED_ROWS))
   objects = [row for row in peeked if isinstance(row, dict)]
   columns = tuple(dict.fromkeys(itertools.chain.from_iterable(objects)))
   count = len(peeked) + sum(1 for _ in unread)
+  if peeked and not objects and streams.extension(path) == ".json":
+    raise ValueError(
+      f"{path} holds neither an object a line nor one array of objects: "
+      f"{peeked[0]}."
+    )
   return RowFile(path, columns if objects else None, count, rows)
-
-
-def _parse(line: bytes) -> Row:
-  try:
-    row = json.loads(line)
-  except (ValueError, RecursionError) as error:
-    return f"not JSON: {error}"
-  if not isinstance(row, dict):
-    return f"the line holds a {type(row).__name__}, not an object"
-  return row
 
 
 def _parquet_file(fs: fsspec.AbstractFileSystem, path: str) -> RowFile:

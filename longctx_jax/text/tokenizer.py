@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tokenizers
 from absl import logging
 from jaxtyping import Int32, Int64
 
@@ -79,6 +78,7 @@ class TextTokenizer:
     self._alphabets = [offsets_lib.BYTE_LEVEL, offsets_lib.METASPACE]
     self._known = {alphabet: {} for alphabet in self._alphabets}
     self._warned = False
+    self._embeddings = 0
 
   @classmethod
   def from_folder(cls, path: str | os.PathLike[str]) -> TextTokenizer:
@@ -86,25 +86,22 @@ class TextTokenizer:
 
     A tokenizer.json is followed to the letter. (AutoTokenizer of transformers
     5 builds some classes, GPT2Tokenizer and LlamaTokenizer among them, with a
-    pre-tokenizer of its own: its issues 45920 and 48206.)
+    pre-tokenizer of its own: its issues 45920 and 48206.) So is its
+    post-processor, as transformers 5 does, where `add_bos_token` of
+    tokenizer_config.json says otherwise: transformers 4 followed that for the
+    classes of Llama and Gemma.
 
     Raises:
       FileNotFoundError: naming the files of which none is there.
-      ValueError: for a damaged tokenizer.json.
+      ValueError: for a damaged file, or one whose reader is not installed.
     """
     folder = pathlib.Path(path)
-    if not tokenizer_files.vocabularies(folder):
-      raise FileNotFoundError(
-        f"{folder} holds no tokenizer: none of "
-        f"{', '.join(tokenizer_files.VOCABULARIES)} is there; copy them from "
-        "the model's repository"
-      )
     file = folder / "tokenizer.json"
     if file.exists():
-      try:
-        return cls(tokenizers.Tokenizer.from_file(str(file)), name=str(path))
-      except Exception as error:  # The library raises nothing narrower.
-        raise ValueError(f"{file} cannot be read: {error}") from error
+      found = cls(tokenizer_files.read(file), name=str(path))
+      found._compare_bos(*tokenizer_files.added_bos(folder))
+      return found
+    tokenizer_files.require_reader(folder)
     import transformers  # Takes seconds, and is needed nowhere else.
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -112,6 +109,52 @@ class TextTokenizer:
     )
     backend = tokenizer.backend_tokenizer if tokenizer.is_fast else tokenizer
     return cls(backend, name=str(path))
+
+  def restrict(self, embeddings: int) -> None:
+    """Refuses, from now on, ids for which a model has no embedding.
+
+    A vocabulary may hold more than the model has: padding, an image's token.
+
+    Args:
+      embeddings: rows of the model's embedding.
+
+    Raises:
+      ValueError: where the BOS, which begins every text, has none.
+    """
+    self._embeddings = embeddings
+    if self.vocab_size > embeddings:
+      logging.warning(
+        "%s: the tokenizer has ids up to %d, the model %d embeddings: a text "
+        "that uses one of the others cannot be read",
+        self.name,
+        self.vocab_size - 1,
+        embeddings,
+      )
+    if self.leading_bos is not None:
+      self._require_embedded(np.array([self.leading_bos]))
+
+  def _require_embedded(self, ids: np.ndarray) -> None:
+    if self._embeddings and len(ids) and ids.max() >= self._embeddings:
+      at = int(ids.argmax())
+      raise ValueError(
+        f"{self._who}: token {at}, {self._piece(int(ids[at]))!r}, has id "
+        f"{ids[at]}, and the model {self._embeddings} embeddings: leave it out "
+        "of the text, or give the tokenizer that belongs to the model"
+      )
+
+  def _compare_bos(self, stated: bool | None, token: str) -> None:
+    """Says where tokenizer_config.json and the post-processor disagree."""
+    added = self.leading_bos is not None
+    if stated is None or bool(stated) == added or not (token or added):
+      return
+    logging.warning(
+      "%s: tokenizer_config.json says add_bos_token=%s, and the post-processor "
+      "of tokenizer.json adds %s: it is followed, as transformers 5 does. For "
+      "the other, change its post_processor",
+      self.name,
+      str(bool(stated)).lower(),
+      repr(self._piece(self.leading_bos)) if added else "no BOS",
+    )
 
   def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
     """Tokenizes a text.
@@ -122,6 +165,7 @@ class TextTokenizer:
 
     Raises:
       OffsetsUnusable: where no offsets can be proved.
+      ValueError: for an id that the model has no embedding for.
       UnicodeEncodeError: at a lone surrogate, naming its position.
     """
     text.encode()  # The backend's own complaint does not say where.
@@ -136,6 +180,7 @@ class TextTokenizer:
       ids, inner = self._encode_slow(text, add_special_tokens)
       reported = None
     ids = np.array(ids, np.int32)
+    self._require_embedded(ids)
     offsets = np.zeros((len(ids), 2), np.int64)
     offsets[inner] = self._place(
       text, ids[inner], None if reported is None else reported[inner]
@@ -155,6 +200,7 @@ class TextTokenizer:
     ids = np.array(ids, np.int32)
     for i in set(ids.tolist()):
       self._piece(i)  # Decoding would drop one outside the vocabulary.
+    self._require_embedded(ids)
     text = self.decode(ids)
     offsets = self._spell(text, ids)
     if offsets is None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pathlib
+from importlib.util import find_spec
+
+import tokenizers
+
+from longctx_jax.runtime import foreign_files
 
 # One of these is a tokenizer; by the strength of what it states.
 VOCABULARIES = (
@@ -14,6 +19,14 @@ VOCABULARIES = (
   "tekken.json",
   "*.tiktoken",
 )
+# What else reads a vocabulary, where there is no tokenizer.json: its module,
+# and the package that brings it.
+_READERS = {
+  "tokenizer.model": ("sentencepiece", "sentencepiece"),
+  "spiece.model": ("sentencepiece", "sentencepiece"),
+  "tekken.json": ("mistral_common", "mistral-common"),
+  ".tiktoken": ("tiktoken", "tiktoken"),
+}
 # All that may go with it, too.
 PATTERNS = (
   *VOCABULARIES,
@@ -38,3 +51,58 @@ def find(
 def vocabularies(folder: pathlib.Path) -> list[pathlib.Path]:
   """The files that hold a vocabulary; none: the folder has no tokenizer."""
   return find(folder, VOCABULARIES)
+
+
+def read(path: pathlib.Path) -> tokenizers.Tokenizer:
+  """The tokenizer of a tokenizer.json.
+
+  Raises:
+    ValueError: for a damaged file, or a pointer in place of it.
+  """
+  foreign_files.refuse_pointer(path)
+  try:
+    return tokenizers.Tokenizer.from_file(str(path))
+  except Exception as error:  # The library raises nothing narrower.
+    raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def require_reader(folder: pathlib.Path) -> None:
+  """Checks that something installed reads a folder without tokenizer.json.
+
+  Raises:
+    FileNotFoundError: naming the files of which none is there.
+    ValueError: naming the file that is there and the package that reads it.
+  """
+  found = vocabularies(folder)
+  if not found:
+    raise FileNotFoundError(
+      f"{folder} holds no tokenizer: none of {', '.join(VOCABULARIES)} is "
+      "there; copy them from the model's repository"
+    )
+  readers = [
+    (path.name, *_READERS[name])
+    for path in found
+    for name in (path.name, path.suffix)
+    if name in _READERS
+  ]
+  lacking = [reader for reader in readers if find_spec(reader[1]) is None]
+  if readers and len(lacking) == len(readers) == len(found):
+    file, _, package = lacking[0]
+    raise ValueError(
+      f"{folder} holds no tokenizer.json, and {file} is read by a package that "
+      f"is not installed: pip install {package}, or copy the tokenizer.json "
+      "of the model"
+    )
+
+
+def added_bos(folder: pathlib.Path) -> tuple[bool | None, str]:
+  """What tokenizer_config.json says: whether a BOS is added, and its text.
+
+  Raises:
+    ValueError: for a file that cannot be read.
+  """
+  path = folder / "tokenizer_config.json"
+  fields = foreign_files.read_json(path) if path.is_file() else {}
+  token = fields.get("bos_token")
+  token = token.get("content") if isinstance(token, dict) else token
+  return fields.get("add_bos_token"), token or ""

@@ -3,6 +3,7 @@
 Doors, for other rooms:
   run: trains, or goes on with a training
   program: the compiled step; the jit is there
+  losses: weighted likelihood losses, and which weights targets carry
   step: one pure training step
   state: what a run carries from step to step
   optimizer: AdamW, schedule, clipping
@@ -11,7 +12,6 @@ Doors, for other rooms:
   metrics: a line per interval, and TensorBoard events
 
 Inside:
-  losses: weighted likelihood losses
   data: batches of shuffled rows, exact to resume
   stored_weights: weights from a key-token store
   context: another RoPE table for the same weights
@@ -22,6 +22,7 @@ Inside:
 __all__ = [
   "run",
   "program",
+  "losses",
   "step",
   "state",
   "optimizer",

@@ -9,10 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from longctx_jax.checkpoints import convert
 from longctx_jax.model import defaults, parameters
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import settings
-from longctx_jax.training import data, optimizer, step
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
+from longctx_jax.runtime import machine, settings
+from longctx_jax.training import data, losses, optimizer
 from longctx_jax.training.context import rope_override
 
 # Where and how fast a run computes, but not what: free to change on a resume.
@@ -27,6 +30,15 @@ _FREE_FIELDS = (
 
 def check_config(config: ConfigDict) -> None:
   """Raises ValueError for settings that no run can have; touches no device."""
+  machine.require_array_record()
+  if not config.model.path:
+    raise ValueError(
+      "no model is named: give --model, a folder, a hub id or a .gguf file"
+    )
+  convert.check_dtype(config.model.dtype, field="model.dtype")
+  convert.check_dtype(
+    config.checkpoint.export_dtype, field="checkpoint.export_dtype"
+  )
   data_config(config, "")
   loss_config(config)
   optimizer_config(config)
@@ -63,17 +75,15 @@ def data_config(
   windowed = loss.weights != "none"
   return data.DataConfig(
     **fields,
-    short_len=loss.short_len if windowed else 0,
-    stride=loss.stride if windowed else 0,
+    windows=Windows(loss.short_len, loss.stride) if windowed else None,
+    thresholds=Thresholds(loss.alpha, loss.beta),
     gamma=loss.gamma,
-    alpha=loss.alpha,
-    beta=loss.beta,
   )
 
 
-def loss_config(config: ConfigDict) -> step.LossConfig:
+def loss_config(config: ConfigDict) -> losses.LossConfig:
   """The settings of the loss."""
-  return step.LossConfig(**config.loss)
+  return losses.LossConfig(**config.loss)
 
 
 def optimizer_config(config: ConfigDict) -> optimizer.OptimizerConfig:

@@ -27,7 +27,9 @@ def rope_override(
     config: of the checkpoint.
     rope_type: one of `rope.ROPE_TYPES`, or "ntk": adjusted base frequency, the
       plain table of another `theta`.
-    max_position: longest context from now on; 0 keeps it.
+    max_position: longest context from now on; 0 keeps it. Tables that state
+      how far they reach ("yarn", "dynamic") reach so far: see
+      `RopeConfig.context`.
     **facts: fields of `RopeConfig`. The checkpoint's base stays where `theta`
       is left out.
 
@@ -52,6 +54,7 @@ def rope_override(
   if rope_type == "yarn" and "factor" in facts:
     kept["attention_factor"] = rope.yarn_attention_factor(facts["factor"])
   table = RopeConfig(rope_type, **kept | facts)
+  max_position = table.context(max_position)
   if table == own:
     raise ValueError(
       f"rope_override: {table.describe()} is the checkpoint's own table"

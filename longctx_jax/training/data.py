@@ -20,7 +20,8 @@ import numpy as np
 from absl import logging
 
 from longctx_jax.key_tokens import store
-from longctx_jax.paper import windows
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime import settings
 from longctx_jax.text import corpus as corpus_lib
 from longctx_jax.text import token_cache
@@ -57,13 +58,11 @@ class DataConfig:
     packing: several chunks in a row, kept apart by segment ids.
     seed: of packing and order, 0 to 2**32 - 1.
     epochs: passes over the data; 0 is endless.
-    short_len: K of the loss, ids. Plans windows where no weights are stored;
-      where they are, 0 takes a store of any K and d.
-    stride: d of the loss, ids.
+    windows: of the loss. Planned where no weights are stored; where they are,
+      None takes a store of any windows.
     key_tokens: folder of a key-token store whose weights are used; "" for none.
     stored_form: "hard" or "soft"; see `stored_weights.open_weights`.
-    alpha: threshold of "hard", nats.
-    beta: threshold of "hard", nats.
+    thresholds: of "hard".
     gamma: cap of a weight.
   """
 
@@ -80,12 +79,10 @@ class DataConfig:
   packing: bool = False
   seed: int = 0
   epochs: int = 0
-  short_len: int = 0
-  stride: int = 0
+  windows: Windows | None = None
   key_tokens: str = ""
   stored_form: str = "hard"
-  alpha: float = 2.0
-  beta: float = -2.0
+  thresholds: Thresholds = Thresholds()
   gamma: float = 5.0
 
   def __post_init__(self):
@@ -101,8 +98,6 @@ class DataConfig:
         raise ValueError(f"{name}={value} is not from {low} to {high}")
     if not self.cache_dir:
       raise ValueError("cache_dir is empty: name a folder for token caches")
-    if self.short_len or self.stride:
-      windows.check_window(short_len=self.short_len, stride=self.stride)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -137,8 +132,7 @@ class TrainingData:
       seq_len=config.seq_len,
       packed=config.packing,
       with_lengths=self._with_lengths,
-      short_len=0 if self._weights else config.short_len,
-      stride=config.stride,
+      windows=None if self._weights else config.windows,
       weights=weights,
     )
 
@@ -335,10 +329,8 @@ def _open_weights(
     form=config.stored_form,
     chunk_len=config.seq_len,
     tokenizer_fingerprint=tokenizer.fingerprint if tokenizer else "",
-    short_len=config.short_len,
-    stride=config.stride,
-    alpha=config.alpha,
-    beta=config.beta,
+    windows=config.windows,
+    thresholds=config.thresholds,
     gamma=config.gamma,
   )
 

@@ -7,6 +7,7 @@ and gradients: three products with the head, and [B, T, V] never exists.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -18,6 +19,74 @@ from jaxtyping import Array, Bool, Float, Int
 
 from longctx_jax.model import log_probs, sharding
 from longctx_jax.paper import contrast
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
+
+WEIGHTS = ("none", "live", "stored")
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+  """Which weights the targets carry.
+
+  Attributes:
+    weights: "none" (cross-entropy), "live" (LongCE: of the model's own two
+      passes), or "stored" (the batch brings them).
+    short_len: the paper's K, in ids.
+    stride: the paper's d, in ids.
+    gamma: cap on the weight (paper: 5).
+    weight_floor: lower clip of live weights; 0 is none, as in the paper. At 1
+      it keeps locally predictable targets from drifting.
+    alpha: LSD threshold of the key tokens that are counted, nats.
+    beta: LCL threshold of the same, nats.
+    chunk: positions of each row whose logits are held at a time.
+    window_batch: windows per device in the short pass; 0:
+      `defaults.window_batch`.
+  """
+
+  weights: str = "live"
+  short_len: int = 4096
+  stride: int = 1024
+  gamma: float = 5.0
+  weight_floor: float = 0.0
+  alpha: float = 2.0
+  beta: float = -2.0
+  chunk: int = 256
+  window_batch: int = 0
+
+  def __post_init__(self):
+    if self.weights not in WEIGHTS:
+      raise ValueError(
+        f"weights={self.weights!r} is not one of {', '.join(WEIGHTS)}"
+      )
+    # Raise for what neither can be.
+    _ = self.windows, self.thresholds
+    if not (self.gamma > 0 and 0 <= self.weight_floor <= self.gamma):
+      raise ValueError(
+        f"gamma={self.gamma}, weight_floor={self.weight_floor}: weights need "
+        "gamma > 0 and 0 <= weight_floor <= gamma (paper: 5 and 0)"
+      )
+    if self.weight_floor and self.weights != "live":
+      raise ValueError(
+        f"weight_floor={self.weight_floor} with weights={self.weights!r}: "
+        "only live weights have a floor"
+      )
+    if self.chunk < 1:
+      raise ValueError(f"chunk={self.chunk} must be at least 1")
+    if self.window_batch < 0:
+      raise ValueError(
+        f"window_batch={self.window_batch} must be positive, or 0: automatic"
+      )
+
+  @property
+  def windows(self) -> Windows:
+    """Of the short contexts."""
+    return Windows(self.short_len, self.stride)
+
+  @property
+  def thresholds(self) -> Thresholds:
+    """Of the key tokens that are counted."""
+    return Thresholds(self.alpha, self.beta)
 
 
 def weighted_nll(
@@ -70,7 +139,7 @@ def longce(
   weights = contrast.longce_weights(
     long_log_probs, short_log_probs, short_mask, gamma=gamma, floor=floor
   )
-  return weighted_nll(long_log_probs, weights, loss_mask)
+  return weighted_nll(long_log_probs, jax.lax.stop_gradient(weights), loss_mask)
 
 
 def fused_weighted_nll(
@@ -123,8 +192,7 @@ def fused_longce(
   *,
   gamma: float,
   floor: float = 0.0,
-  alpha: float = 2.0,
-  beta: float = -2.0,
+  thresholds: Thresholds,
   softcap: float = 0.0,
   chunk: int,
 ) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, Array]]:
@@ -140,8 +208,7 @@ def fused_longce(
     loss_mask: nonzero where the target bears loss [B, T].
     gamma: cap on the weight (paper: 5).
     floor: lower clip of the weight; the paper has none (0).
-    alpha: LSD threshold of what `sums` counts as key, nats.
-    beta: LCL threshold of the same, nats.
+    thresholds: of what `sums` counts as key.
     softcap: cap of the final logits (Gemma 2); 0 is none.
     chunk: positions of each row whose logits are held at a time.
 
@@ -163,9 +230,7 @@ def fused_longce(
     (short_log_probs, short_mask),
   )
   scored = loss_mask & short_mask
-  key = scored & contrast.key_token_mask(
-    log_p, short_log_probs, alpha=alpha, beta=beta
-  )
+  key = scored & contrast.key_token_mask(log_p, short_log_probs, thresholds)
   clipped = scored & (weights >= jnp.float32(gamma))
   sums = _sums(total, log_p, weights, loss_mask, scored, clipped, key)
   return total, sums["targets"], sums

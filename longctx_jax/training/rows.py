@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from longctx_jax.paper import windows
+from longctx_jax.paper.windows import Windows
 
 
 def pack(
@@ -76,7 +76,7 @@ def require_batch_size(batch_size: int, *, accumulate: int, ways: int) -> None:
     )
 
 
-def max_windows(seq_len: int, *, short_len: int, stride: int) -> int:
+def max_windows(seq_len: int, windows: Windows) -> int:
   """Most windows that a row can have, of one document or of several.
 
   W = max(0, ceil((T + 1 - K) / d) - 1).
@@ -87,37 +87,35 @@ def max_windows(seq_len: int, *, short_len: int, stride: int) -> int:
 
   Args:
     seq_len: T, inputs of a row.
-    short_len: the paper's K, ids.
-    stride: the paper's d, ids.
+    windows: of the short contexts.
   """
-  windows.check_window(short_len=short_len, stride=stride)
-  return max(0, -(-(seq_len + 1 - short_len) // stride) - 1)
+  behind = seq_len + 1 - windows.short_len
+  return max(0, -(-behind // windows.stride) - 1)
 
 
 def plan_row(
-  lengths: Sequence[int], *, seq_len: int, short_len: int, stride: int
+  lengths: Sequence[int], *, seq_len: int, windows: Windows
 ) -> dict[str, np.ndarray]:
   """Plans the short-context windows of the documents of a row.
 
-  Each document is planned by itself (`windows.plan_windows`), so that no window
+  Each document is planned by itself (`Windows.plan`), so that no window
   leaves it; its window 0, whose weight is exp(0), is dropped.
 
   Args:
     lengths: ids of each document of the row, in order.
     seq_len: T, inputs of a row.
-    short_len: the paper's K, ids.
-    stride: the paper's d, ids.
+    windows: of the short contexts.
 
   Returns:
     `window_start`, `score_start` and `score_end`, int32 [W], indices of ids
     within the row: window w reads ids [start, start + K + d - 1) and scores ids
     [score_start, score_end). Unused windows are 0, 0, 0.
   """
-  count = max_windows(seq_len, short_len=short_len, stride=stride)
+  count = max_windows(seq_len, windows)
   planned = np.zeros((3, count), np.int32)
   first, used = 0, 0
   for length in lengths:
-    plan = windows.plan_windows(length, short_len=short_len, stride=stride)
+    plan = windows.plan(length)
     found = np.stack([plan.start, plan.score_start, plan.score_end])[:, 1:]
     planned[:, used : used + found.shape[1]] = first + found
     first, used = first + length, used + found.shape[1]
@@ -132,8 +130,7 @@ def make_row(
   packed: bool,
   pad_id: int = 0,
   with_lengths: bool = False,
-  short_len: int = 0,
-  stride: int = 0,
+  windows: Windows | None = None,
   weights: Sequence[np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
   """Lays documents out as a row, padded on the right.
@@ -150,8 +147,7 @@ def make_row(
     pad_id: what stands in the padding.
     with_lengths: whether real lengths are wanted, for RoPE tables that depend
       on them.
-    short_len: the paper's K, ids; 0 plans no windows.
-    stride: the paper's d, ids.
+    windows: of the short contexts; None plans none.
     weights: float [n_i - 1] of each document's targets; None for no weights.
 
   Returns:
@@ -187,10 +183,8 @@ def make_row(
   if with_lengths:
     each = np.repeat(parts, parts)[:-1]
     row["lengths"] = (each if packed else parts[0]).astype(np.int32)
-  if short_len:
-    row |= plan_row(
-      lengths, seq_len=seq_len, short_len=short_len, stride=stride
-    )
+  if windows:
+    row |= plan_row(lengths, seq_len=seq_len, windows=windows)
   if weights is not None:
     row["weights"] = np.ones(seq_len, np.float32)
     row["weights"][inside] = np.concatenate(weights)

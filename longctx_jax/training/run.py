@@ -18,6 +18,7 @@ from longctx_jax.checkpoints import export, hub, loading
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.model import flops, sharding
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime import settings
 from longctx_jax.runtime.processes import STATUS, Preemption
 from longctx_jax.runtime.progress import StepClock
@@ -224,14 +225,14 @@ def _utilisation(
   if peak is None:
     return lambda steps_per_second: None
   loss, seq_len = config.loss, config.data.seq_len
-  window = dict(short_len=loss.short_len, stride=loss.stride)
+  windows = Windows(loss.short_len, loss.stride)
   live = loss.weights == "live"
   done = flops.step_flops(
     model.config,
     rows=config.data.batch_size,
     seq_len=seq_len,
-    windows=rows.max_windows(seq_len, **window) if live else 0,
-    **window,
+    n_windows=rows.max_windows(seq_len, windows) if live else 0,
+    windows=windows,
   )
   return lambda rate: done * rate / (peak * jax.device_count())
 

@@ -22,69 +22,13 @@ from longctx_jax.model import (
   sharding,
 )
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.paper import windows
 from longctx_jax.training import losses
 from longctx_jax.training import rows as rows_lib
+from longctx_jax.training.losses import LossConfig
 from longctx_jax.training.state import TrainState
-
-WEIGHTS = ("none", "live", "stored")
-
 
 Batch = dict[str, Array]
 Sums = dict[str, Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class LossConfig:
-  """Which weights the targets carry.
-
-  Attributes:
-    weights: "none" (cross-entropy), "live" (LongCE: of the model's own two
-      passes), or "stored" (the batch brings them).
-    short_len: the paper's K, in ids.
-    stride: the paper's d, in ids.
-    gamma: cap on the weight (paper: 5).
-    weight_floor: lower clip of live weights; 0 is none, as in the paper. At 1
-      it keeps locally predictable targets from drifting.
-    alpha: LSD threshold of the key tokens that are counted, nats.
-    beta: LCL threshold of the same, nats.
-    chunk: positions of each row whose logits are held at a time.
-    window_batch: windows per device in the short pass; 0:
-      `defaults.window_batch`.
-  """
-
-  weights: str = "live"
-  short_len: int = 4096
-  stride: int = 1024
-  gamma: float = 5.0
-  weight_floor: float = 0.0
-  alpha: float = 2.0
-  beta: float = -2.0
-  chunk: int = 256
-  window_batch: int = 0
-
-  def __post_init__(self):
-    if self.weights not in WEIGHTS:
-      raise ValueError(
-        f"weights={self.weights!r} is not one of {', '.join(WEIGHTS)}"
-      )
-    windows.check_window(short_len=self.short_len, stride=self.stride)
-    if not (self.gamma > 0 and 0 <= self.weight_floor <= self.gamma):
-      raise ValueError(
-        f"gamma={self.gamma}, weight_floor={self.weight_floor}: weights need "
-        "gamma > 0 and 0 <= weight_floor <= gamma (paper: 5 and 0)"
-      )
-    if self.weight_floor and self.weights != "live":
-      raise ValueError(
-        f"weight_floor={self.weight_floor} with weights={self.weights!r}: "
-        "only live weights have a floor"
-      )
-    if self.chunk < 1:
-      raise ValueError(f"chunk={self.chunk} must be at least 1")
-    if self.window_batch < 0:
-      raise ValueError(
-        f"window_batch={self.window_batch} must be positive, or 0: automatic"
-      )
 
 
 def make_train_step(
@@ -250,8 +194,7 @@ def _gradients(
         batch["loss_mask"],
         gamma=loss.gamma,
         floor=loss.weight_floor,
-        alpha=loss.alpha,
-        beta=loss.beta,
+        thresholds=loss.thresholds,
         **head_options,
       )
     else:
@@ -318,7 +261,7 @@ def short_pass(
   short = jnp.zeros((rows, length), jnp.float32)
   if not count:
     return short, jnp.zeros(short.shape, bool)
-  ids = _cut_windows(batch, loss.short_len + loss.stride)
+  ids = _cut_windows(batch, loss.windows.length)
   lengths = score_end - starts
   log_p = _score_windows(params, ids, lengths, model, loss, backend)
   # Target t is id t + 1; what is not scored goes past the end and is dropped.

@@ -17,8 +17,12 @@ from absl import logging
 from numpy.typing import ArrayLike
 
 from longctx_jax.key_tokens import record
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
+from longctx_jax.paper import contrast
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime import settings
 
 FORMS = ("hard", "soft")
@@ -74,7 +78,7 @@ class StoredWeights:
 
   form: str
   gamma: float
-  manifest: dict[str, Any]
+  manifest: Manifest
   _store: KeyTokenStore = dataclasses.field(repr=False)
 
   def of(self, doc_id: str, offsets: np.ndarray) -> np.ndarray:
@@ -99,10 +103,8 @@ def open_weights(
   form: str,
   chunk_len: int,
   tokenizer_fingerprint: str,
-  short_len: int,
-  stride: int,
-  alpha: float,
-  beta: float,
+  windows: Windows | None,
+  thresholds: Thresholds,
   gamma: float,
 ) -> StoredWeights:
   """Checks that a store belongs to these chunks, before anything is trained.
@@ -115,10 +117,8 @@ def open_weights(
       exp(LSD) clipped to [1, gamma], and 1 where no short context was scored.
     chunk_len: targets of a chunk.
     tokenizer_fingerprint: of the tokenizer whose ids the cuts count.
-    short_len: K that the run names, ids; 0 takes that of the store.
-    stride: d that the run names, ids; 0 takes that of the store.
-    alpha: of "hard", nats.
-    beta: of "hard", nats.
+    windows: that the run names; None takes those of the store.
+    thresholds: of "hard".
     gamma: cap (paper: 5).
 
   Raises:
@@ -137,20 +137,19 @@ def open_weights(
     remedy=f"Score with --chunk_len {chunk_len} and --chunk_tokenizer of the "
     "model in training",
   )
-  named = {"short_len": short_len, "stride": stride}
   _require_manifest(
     store,
-    {name: value for name, value in named.items() if value},
+    dataclasses.asdict(windows) if windows else {},
     problem="was scored with other windows",
     remedy="Set the loss to the store's, or score again",
   )
   if form == "hard":
     record.require_spans(store.manifest)
-    store = store.with_thresholds(alpha, beta)
-  elif store.manifest["detail"] != "tokens":
+    store = store.with_thresholds(thresholds.alpha, thresholds.beta)
+  elif store.manifest.detail != "tokens":
     raise ValueError(
       "soft weights need the log-probs of all tokens, and the key-token store "
-      f"was made with detail={store.manifest['detail']}. Use stored_form=hard, "
+      f"was made with detail={store.manifest.detail}. Use stored_form=hard, "
       "or score again with detail=tokens"
     )
   _require_chunks(store, chunks)
@@ -166,11 +165,11 @@ def _weigh(keys: KeyTokens, form: str, gamma: float) -> tuple[Any, Any]:
     return np.full(len(keys.spans), gamma), keys.spans
   if keys.offsets is None:
     return np.zeros(0), np.zeros((0, 2))
-  with np.errstate(invalid="ignore"):
-    lsd = keys.long_log_probs - keys.short_log_probs
-  # NaN where no short context was scored.
-  capped = np.exp(np.minimum(np.nan_to_num(lsd), np.log(gamma)))
-  return np.clip(capped, 1.0, gamma), keys.offsets
+  long, short = keys.long_log_probs, keys.short_log_probs
+  # NaN where no short context was scored, or both find the target impossible.
+  has_lsd = ~np.isnan(contrast.lsd(long, short))
+  weights = contrast.longce_weights(long, short, has_lsd, gamma=gamma, floor=1)
+  return weights, keys.offsets
 
 
 def _require_manifest(
@@ -181,7 +180,7 @@ def _require_manifest(
   remedy: str,
 ) -> None:
   """Compares some fields of the manifest."""
-  manifest = store.manifest
+  manifest = store.manifest.to_json()
   settings.require_same(
     {name: manifest[name] for name in expected if name in manifest},
     expected,
@@ -232,7 +231,7 @@ def _log_sample(weights: StoredWeights, doc_ids: list[str]) -> None:
     "%s weights of %s: %.2f %% of the evaluator's tokens weigh more than 1, "
     "mean weight %.3f, in %d chunks",
     weights.form,
-    weights.manifest["evaluator"],
+    weights.manifest.evaluator,
     100 * heavy / max(tokens, 1),
     1 + excess / max(tokens, 1),
     len(doc_ids),

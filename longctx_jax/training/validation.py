@@ -68,10 +68,7 @@ class HeldOut:
     )
     if self._scorer is None:
       self._scorer = scorer_lib.make_scorer(
-        model,
-        short_len=self._manifest["short_len"],
-        stride=self._manifest["stride"],
-        backend=self._backend,
+        model, self._manifest.windows, backend=self._backend
       )
     scorer = dataclasses.replace(self._scorer, model=model)
     run = passes.Evaluation(scorer, self._manifest, max_length=self._max_length)

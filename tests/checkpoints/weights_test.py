@@ -10,16 +10,25 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import load_file, save_file
 from support import family_cases
 from support.checks import refuses
 
 from longctx_jax import testing
-from longctx_jax.checkpoints import hf_folder, loading, placement, weights
+from longctx_jax.checkpoints import (
+  convert,
+  hf_folder,
+  loading,
+  placement,
+  weights,
+)
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, partition, rope, sharding
 from longctx_jax.model.rope import RopeConfig
 from longctx_jax.runtime import progress
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
 @pytest.fixture
@@ -227,6 +236,102 @@ def test_a_tied_head_may_be_stored_twice(folder, mesh):
   np.testing.assert_array_equal(whole.logits(ids), again.logits(ids))
 
 
+def test_a_tied_model_may_store_a_head_of_its_own(
+  folder, mesh, tmp_path, caplog
+):
+  """As transformers 5: what is stored is used, whatever the config says."""
+  whole = loading.load_model(folder, mesh=mesh)
+  head = np.random.default_rng(0).normal(size=(263, 40)).astype(np.float32)
+  edit(folder, lambda t: t.update({"lm_head.weight": head}))
+  again = loading.load_model(folder, mesh=mesh)
+  assert "is true, but lm_head.weight differs" in caplog.text
+  assert whole.config.tied and not again.config.tied
+  ids = np.arange(9)[None]
+  module = nnx.merge(again.graphdef, again.params)
+  np.testing.assert_array_equal(module.head(), head)
+  assert np.abs(again.logits(ids) - whole.logits(ids)).max() > 1
+  # Without weights, and in another format, too.
+  described = loading.describe_model(folder, mesh=mesh, dtype=np.float32)
+  assert not described.config.tied
+  convert.convert(str(folder), str(tmp_path / "copy"), fmt="hf")
+  copy = loading.load_model(tmp_path / "copy", mesh=mesh)
+  np.testing.assert_array_equal(copy.logits(ids), again.logits(ids))
+
+
+def test_the_head_alone_is_the_embedding_of_a_tied_model(folder, mesh):
+  whole = loading.load_model(folder, mesh=mesh)
+  edit(
+    folder,
+    lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")}),
+  )
+  again = loading.load_model(folder, mesh=mesh)
+  ids = np.arange(9)[None]
+  np.testing.assert_array_equal(whole.logits(ids), again.logits(ids))
+
+
+def test_weights_of_64_bits_are_read(folder, mesh):
+  whole = loading.load_model(folder, mesh=mesh)
+  edit(folder, lambda t: t.update({n: t[n].astype(np.float64) for n in t}))
+  again = loading.load_model(folder, mesh=mesh)
+  assert again.weight_format == "safetensors F64"
+  ids = np.arange(9)[None]
+  np.testing.assert_array_equal(whole.logits(ids), again.logits(ids))
+  # All 64 bits count.
+  edit(
+    folder,
+    lambda t: t.update({n: np.nextafter(t[n], np.float64(9)) for n in t}),
+  )
+  assert loading.load_model(folder, mesh=mesh).checksum != again.checksum
+
+
+def test_whole_numbers_are_named_for_what_they_are(folder, mesh):
+  buffer = np.arange(9)
+  edit(folder, lambda t: t.update({"model.position_ids": buffer}))
+  with refuses("does not explain: model.position_ids"):
+    loading.load_model(folder, mesh=mesh)
+  loading.load_model(folder, mesh=mesh, allow_missing=".*position_ids")
+  edit(folder, lambda t: t.update({"model.norm.weight": buffer}))
+  with refuses(r"model.norm.weight holds whole numbers \(I64\)"):
+    loading.load_model(folder, mesh=mesh)
+
+
+def test_an_adapter_is_named(tmp_path):
+  for name, text in (
+    ("adapter_config.json", '{"base_model_name_or_path": "owner/base"}'),
+    ("adapter_model.safetensors", ""),
+  ):
+    (tmp_path / name).write_text(text)
+  with refuses("is an adapter of owner/base: merge it first"):
+    loading.load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("file", "content", "message"),
+  [
+    ("model.safetensors", b"", "model.safetensors cannot be read.*0 bytes"),
+    ("model.safetensors", 0.5, "model.safetensors cannot be read.*not all"),
+    ("model.safetensors", POINTER, "model.safetensors is a git-lfs pointer"),
+    ("config.json", b"", "config.json cannot be read"),
+    ("config.json", 0.5, "config.json cannot be read"),
+    ("config.json", POINTER, "config.json is a git-lfs pointer"),
+    ("model.safetensors.index.json", 0.0, "index.json cannot be read"),
+    ("model.safetensors.index.json", POINTER, "index.json is a git-lfs"),
+    ("model.safetensors.index.json", b"{}", "index.json has no weight_map"),
+    ("tokenizer.json", 0.5, "tokenizer.json cannot be read"),
+    ("tokenizer.json", POINTER, "tokenizer.json is a git-lfs pointer"),
+    ("tokenizer_config.json", b"{", "tokenizer_config.json cannot be read"),
+  ],
+)
+def test_a_damaged_file_is_named(folder, file, content, message):
+  path = folder / file
+  if isinstance(content, float):
+    whole = path.read_bytes() if path.exists() else b""
+    content = whole[: int(content * len(whole))]
+  path.write_bytes(content)
+  with refuses(message):
+    loading.load_model(folder)
+
+
 @pytest.mark.parametrize(
   "name,value,message",
   [
@@ -253,7 +358,14 @@ def test_odd_weights_are_called_out(folder, mesh, caplog, name, value, message):
   [
     ({}, 1e4, ""),
     # Stored before scaling, and in half precision.
-    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 1e4, ""),
+    (
+      {
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+        "max_sequence_length": 8192,
+      },
+      1e4,
+      "",
+    ),
     ({}, 5e5, "rotary_emb.inv_freq: the RoPE table that the checkpoint stores"),
     (
       {"max_position_embeddings": 8000},
@@ -291,11 +403,23 @@ def test_usual_weights_are_not_called_out(mesh, caplog):
   assert "looks wrong" not in caplog.text
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder, mesh):
+def test_ids_without_an_embedding_are_refused_where_they_occur(
+  folder, mesh, caplog
+):
   # cases G8
   config = testing.tiny_config(vocab_size=200)
   testing.RandomSource(config, seed=3).save(folder)
-  with refuses("ids up to 256, the model 200"):
+  tokenizer = loading.load_model(folder, mesh=mesh).tokenizer
+  assert "ids up to 256, the model 200" in caplog.text
+  ids = tokenizer.encode("plain", add_special_tokens=False).ids
+  assert tokenizer.align(ids)[0] == "plain"
+  with refuses("token 3, '<bos>', has id 256, and the model 200 embeddings"):
+    tokenizer.encode("abc<bos>", add_special_tokens=False)
+  with refuses("token 1, '<bos>', has id 256"):
+    tokenizer.align([ids[0], 256])
+  # Where every text would begin with it, none can be read.
+  testing.RandomSource(config, seed=3).save(folder, add_bos=True)
+  with refuses("token 0, '<bos>', has id 256"):
     loading.load_model(folder, mesh=mesh)
 
 

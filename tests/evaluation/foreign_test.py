@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support import manifests
 
 from longctx_jax.evaluation import foreign, matched
 from longctx_jax.key_tokens import store as store_lib
@@ -13,9 +14,7 @@ from longctx_jax.text import corpus
 # Targets are the words after the first; " fox" and " jumps" are key.
 TEXT = "the quick brown fox jumps over"
 OFFSETS = [(3, 9), (9, 15), (15, 19), (19, 25), (25, 30)]
-MANIFEST = {
-  "protocol": "paper", "detail": "tokens", "alpha": 2.0, "beta": -2.0,
-}  # fmt: skip
+MANIFEST = manifests.make()
 LONG = np.array([-1, -1, -1, -1, -9.0])
 SHORT = np.array([np.nan, -1, -8, -8, -9.5])
 
@@ -27,7 +26,7 @@ def documents(tmp_path):
   path.write_text(
     f'{{"id": "d", "text": "{TEXT}"}}\n{{"id": "e", "text": ""}}\n'
   )
-  shared = dict(alpha=2.0, beta=-2.0, manifest=MANIFEST)
+  shared = dict(manifest=MANIFEST)
   rows = [
     make_key_tokens(
       doc_id="d", doc_index=0, text_sha256=corpus.text_sha256(TEXT),
@@ -91,7 +90,7 @@ def test_tokens_behind_the_scored_text_count_for_nobody(documents, write):
     doc_id="d", doc_index=0, text_sha256=corpus.text_sha256(TEXT), n_chars=25,
     n_tokens=4, n_tokens_full=5, n_eligible=3, offsets=OFFSETS[:4],
     long_log_probs=LONG[:4], short_log_probs=SHORT[:4], truncated=True,
-    alpha=2.0, beta=-2.0, manifest=MANIFEST,
+    manifest=MANIFEST,
   )  # fmt: skip
   store = documents.store
   rows = {"d": cut, "e": store.get("e")}
@@ -114,6 +113,12 @@ def test_tokens_behind_the_scored_text_count_for_nobody(documents, write):
     ({"log_prob": None}, "'d': 0 log-probs and 5 offsets"),
     ({"token_end": [9, 15, 19, 25, 31]}, r"\[25, 31\] at target 4 .* of 30"),
     ({"token_start": [9, 3, 15, 19, 25]}, r"at target 0|at target 1"),
+    ({"token_end": [9, 15, 19, 25, 2**62]}, r"outside the text of 30"),
+    ({"token_start": [3.5, 9.0, 15.0, 19.0, 25.0]}, "an offset is no integer"),
+    ({"token_start": [3, None, 15, 19, 25]}, "'d': log-probs are numbers, off"),
+    ({"log_prob": ["a", "b", "c", "d", "e"]}, "'d': log-probs are numbers"),
+    ({"log_prob": -1.0}, "column log_prob holds double; expected a list"),
+    ({"token_start": "3"}, "column token_start holds string; expected a list"),
   ],
 )
 def test_a_file_that_does_not_fit_names_document_and_target(
@@ -121,6 +126,31 @@ def test_a_file_that_does_not_fit_names_document_and_target(
 ):
   with pytest.raises(ValueError, match=message):
     foreign.evaluate_log_probs(write(**changes), documents)
+
+
+def test_log_probs_of_what_the_evaluator_did_not_read_are_refused(
+  documents, write
+):
+  cut = make_key_tokens(
+    doc_id="d", doc_index=0, text_sha256=corpus.text_sha256(TEXT), n_chars=8,
+    n_tokens=0, n_tokens_full=5, n_eligible=0, offsets=None,
+    long_log_probs=None, short_log_probs=None, reason="too_short",
+    alpha=2.0, beta=-2.0, manifest=MANIFEST,
+  )  # fmt: skip
+  store = documents.store
+  rows = {"d": cut, "e": store.get("e")}
+  store = store_lib.KeyTokenStore(MANIFEST, store.hashes, rows.__getitem__)
+  cut = matched.match(store, documents.corpus)
+  message = "'d': all 5 offsets lie behind the 8 characters that the evaluator"
+  with pytest.raises(ValueError, match=message):
+    foreign.evaluate_log_probs(write(), cut)
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path):
+  path = tmp_path / "log_probs.parquet"
+  path.write_text("doc_id,log_prob\n")
+  with pytest.raises(ValueError, match="log_probs.parquet is damaged, or of"):
+    foreign.open_log_probs(path, "m")
 
 
 def test_ids_may_be_numbers_and_still_stand_once(tmp_path, write):

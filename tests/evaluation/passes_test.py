@@ -8,18 +8,22 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import manifests
 from support.checks import one_device_mesh
 
 from longctx_jax import testing
 from longctx_jax.evaluation import passes
 from longctx_jax.evaluation.documents import DocumentResult
-from longctx_jax.key_tokens import record
+from longctx_jax.key_tokens import record, slices
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import finder, protocol, scorer
 from longctx_jax.text import corpus
 from longctx_jax.text.tokenizer import TextTokenizer
 
 TEXT = testing.synthetic_document(5, num_words=24)
-SHORT_LEN, STRIDE = 16, 8
+WINDOWS = Windows(16, 8)
+PUBLISHED = dataclasses.replace(slices.PUBLISHED, evaluator="E")
 
 
 def keys_of_spans(spans, text, **changes):
@@ -35,9 +39,7 @@ def keys_of_spans(spans, text, **changes):
     offsets=None,
     long_log_probs=None,
     short_log_probs=None,
-    alpha=2.0,
-    beta=-2.0,
-    manifest={"detail": "spans", "evaluator": "E"},
+    manifest=PUBLISHED,
   )
   made = record.make_key_tokens(**fields | changes)
   spans = np.array(spans, np.int64).reshape(-1, 2)
@@ -161,7 +163,7 @@ def test_the_first_token_is_scored_behind_a_bos(
   model, protocol_name, unscorable
 ):
   """Cases A8."""
-  manifest = {"protocol": protocol_name, "detail": "spans", "evaluator": "E"}
+  manifest = dataclasses.replace(PUBLISHED, protocol=protocol_name)
   keys = keys_of_spans([(0, 3)], TEXT, manifest=manifest)
   _, _, (done,) = evaluate(model, keys)
   assert done.result.n_unscorable_key == unscorable
@@ -249,11 +251,9 @@ def find(model, text=TEXT, *, protocol_name="strict", max_length=4096):
   """Key tokens as the model would find them, with log-probs made up."""
   manifest = finder.make_manifest(
     model,
-    short_len=SHORT_LEN,
-    stride=STRIDE,
-    alpha=2.0,
-    beta=-2.0,
-    protocol_name=protocol_name,
+    windows=WINDOWS,
+    thresholds=Thresholds(2.0, -2.0),
+    protocol=protocol_name,
     max_length=max_length,
     over_length="truncate_end",
     detail="tokens",
@@ -300,10 +300,7 @@ def test_the_evaluators_own_pass_is_taken(model):
 def test_a_document_that_needs_no_pass_is_not_kept_waiting(model):
   """Nor does it wait in memory for the end of the corpus."""
   keys = [find(model), find(model, "")]
-  run = passes.Evaluation(
-    scorer.make_scorer(model, short_len=SHORT_LEN, stride=STRIDE),
-    keys[0].manifest,
-  )
+  run = passes.Evaluation(scorer.make_scorer(model, WINDOWS), keys[0].manifest)
   taken = []
 
   def pairs():
@@ -352,7 +349,7 @@ def test_any_other_model_runs(model, change):
   changed = {
     name
     for name, value in finder.identity(other).items()
-    if value != keys.manifest[name]
+    if value != getattr(keys.manifest, name)
   } - {"evaluator"}
   assert changed == {
     "tokenizer_fingerprint" if change == "tokenizer" else change
@@ -389,12 +386,12 @@ def test_the_same_model_runs_where_it_reads_other_ids(
 
 def test_a_store_without_all_log_probs_or_facts_is_not_reused(model):
   keys = find(model)
-  slices = {"protocol": "strict", "detail": "spans", "evaluator": "E"}
-  for manifest in (keys.manifest | {"detail": "keys"}, slices):
+  published = dataclasses.replace(PUBLISHED, protocol="strict")
+  for manifest in (manifests.changed(keys.manifest, detail="keys"), published):
     changed = dataclasses.replace(keys, manifest=manifest)
     run, recorder, _ = evaluate(model, changed)
     assert len(recorder.read) == 1 and run.reused == 0
-    assert run.self_evaluated == (manifest is not slices)
+    assert run.self_evaluated == (manifest is not published)
 
 
 @pytest.mark.parametrize(
@@ -410,11 +407,11 @@ def test_slice_files_are_known_by_their_evaluators_name(
   model, evaluator, name, same
 ):
   """They name no weights, so a result of their evaluator is a finding of it."""
-  manifest = {"protocol": "strict", "detail": "spans", "evaluator": evaluator}
+  manifest = dataclasses.replace(PUBLISHED, evaluator=evaluator)
   renamed = dataclasses.replace(model, name=name)
   run = passes.Evaluation(Recorder(renamed), manifest)
   assert run.self_evaluated == same
-  known = manifest | {"detail": "tokens", "checksum": "other"}
+  known = dataclasses.replace(manifest, detail="tokens", checksum="other")
   assert not passes.Evaluation(Recorder(renamed), known).self_evaluated
 
 
@@ -424,7 +421,7 @@ def test_losses_are_compared_where_both_models_have_the_target():
     doc_id="d", doc_index=0, text_sha256="", n_chars=9, n_tokens=5,
     n_tokens_full=5, n_eligible=5, offsets=[(0, 1), (1, 3), (3, 4), (4, 6),
     (6, 9)], long_log_probs=[-1.0, -2.0, -4.0, -np.inf, -8.0],
-    short_log_probs=[-9.0] * 5, alpha=2.0, beta=-9.0, manifest={},
+    short_log_probs=[-9.0] * 5, manifest=manifests.make(),
   )  # fmt: skip
   result = passes.document_result(
     keys, "abcdefghi", np.array([(1, 3), (3, 4), (4, 6), (6, 8), (8, 9)]),

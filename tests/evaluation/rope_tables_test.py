@@ -10,6 +10,8 @@ from longctx_jax import testing
 from longctx_jax.evaluation import caveats
 from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.model.rope import RopeConfig
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import finder
 
 LONGROPE = RopeConfig(
@@ -31,11 +33,9 @@ def manifest_of(model, table, *, short_len, protocol="paper"):
   config = dataclasses.replace(model.config, ropes=(table,))
   return finder.make_manifest(
     dataclasses.replace(model, config=config),
-    short_len=short_len,
-    stride=16,
-    alpha=2.0,
-    beta=-2.0,
-    protocol_name=protocol,
+    windows=Windows(short_len, 16),
+    thresholds=Thresholds(2.0, -2.0),
+    protocol=protocol,
     max_length=4096,
     over_length="error",
     detail="tokens",
@@ -76,10 +76,12 @@ def test_tables_that_differ_are_called_out(
 
 def test_only_length_dependent_tables_stand_in_the_manifest(model):
   plain = manifest_of(model, RopeConfig("default", 1e4), short_len=48)
-  assert "rope_by_length" not in plain
+  assert (
+    plain.rope_by_length is None and "rope_by_length" not in plain.to_json()
+  )
   manifest = manifest_of(model, LONGROPE, short_len=48)
-  assert manifest["rope_by_length"] == {"rope_type": "longrope", "limit": 100}
-  assert manifest["rope"].startswith("longrope(theta 10000, ")
+  assert manifest.rope_by_length == {"rope_type": "longrope", "limit": 100}
+  assert manifest.rope.startswith("longrope(theta 10000, ")
 
 
 def test_a_repeated_bos_is_part_of_a_window(model):
@@ -87,4 +89,4 @@ def test_a_repeated_bos_is_part_of_a_window(model):
   assert caveats.window_length(paper) == 64
   strict = manifest_of(model, LONGROPE, short_len=48, protocol="strict")
   assert caveats.window_length(strict) == 64
-  assert caveats.window_length(strict | {"bos": 1}) == 65
+  assert caveats.window_length(dataclasses.replace(strict, bos=1)) == 65

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
-from support import definition
+from support import definition, manifests
 from support.command_line import Killed, run
 from support.tiny_runs import (
   ALPHA,
@@ -165,7 +165,7 @@ def test_files_hold_finite_numbers_that_agree_with_each_other(
   written = read_strict(tmp_path / "results" / "m1.json")
   assert written == json.loads(json.dumps(result.to_json()))
   assert written["model"]["name"] == str(made / "m1")
-  assert written["keys"] == open_store(made).manifest
+  assert written["keys"] == open_store(made).manifest.to_json()
   assert (written["alpha"], written["beta"]) == (ALPHA, BETA)
   assert written["seconds"] > 0 and written["tokens_per_second"] > 0
   (loaded,) = files.load_results(tmp_path)
@@ -388,7 +388,9 @@ def test_the_evaluators_own_pass_is_reused_for_its_weights_alone(
   # Without the stored log-probs the pass runs, and says the same.
   texts = dict(zip(["d0", "d1", "d2", "d3"], TEXTS, strict=True))
   rows = [
-    dataclasses.replace(row, manifest=row.manifest | {"attention": "another"})
+    dataclasses.replace(
+      row, manifest=manifests.changed(row.manifest, attention="another")
+    )
     for row in open_store(made)
   ]
   result = longppl.compute_longppl(
@@ -533,6 +535,14 @@ def test_hub_ids_and_paths_have_names_without_a_slash(tmp_path):
   (tmp_path / "x").mkdir()
   paths = ["Qwen/Qwen3-8B", f"{tmp_path}/x/", "runs/a/model.gguf"]
   assert run_lib.model_names(paths) == ["Qwen--Qwen3-8B", "x", "model.gguf"]
+
+
+def test_the_folder_one_is_in_has_a_name(tmp_path, monkeypatch):
+  (tmp_path / "x" / "y").mkdir(parents=True)
+  monkeypatch.chdir(tmp_path / "x")
+  assert run_lib.model_names([".", "y/../.."]) == ["x", tmp_path.name]
+  with pytest.raises(ValueError, match="--model / has no name"):
+    run_lib.model_names(["/"])
 
 
 def test_a_killed_evaluation_ends_as_one_that_was_not(tmp_path, made):

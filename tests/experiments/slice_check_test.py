@@ -20,6 +20,7 @@ from longctx_jax.experiments import slice_check
 from longctx_jax.key_tokens import slices
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.paper import spans
+from longctx_jax.paper.windows import Windows
 from longctx_jax.text import corpus as corpus_lib
 from longctx_jax.text.tokenizer import TextTokenizer
 
@@ -297,13 +298,14 @@ def test_store_brings_its_own_windows_and_protocol(folder_of, corpus_of):
   )
 
   def n_early(**fields):
-    changed = dataclasses.replace(store, manifest={**store.manifest, **fields})
+    manifest = dataclasses.replace(store.manifest, **fields)
+    changed = dataclasses.replace(store, manifest=manifest)
     report = slice_check.check_slices(changed, corpus, tokenizer)
     return report.documents[0].n_early
 
-  assert n_early(short_len=10, stride=5) == 0
-  assert n_early(short_len=10, stride=5, protocol="strict") == 1
-  assert n_early(short_len=10, stride=4, protocol="strict") == 0
+  assert n_early(windows=Windows(10, 5)) == 0
+  assert n_early(windows=Windows(10, 5), protocol="strict") == 1
+  assert n_early(windows=Windows(10, 4), protocol="strict") == 0
   with pytest.raises(ValueError, match="detail=scores"):
     n_early(detail="scores")
 

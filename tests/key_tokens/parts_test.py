@@ -4,10 +4,11 @@ import io
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from support import manifests
 
 from longctx_jax.key_tokens import parts, record
 
-MANIFEST = {"detail": "tokens", "alpha": 2.0, "beta": -2.0}
+MANIFEST = manifests.make()
 PATHS = {
   "token_start": "DELTA_BINARY_PACKED",
   "token_end": "DELTA_BINARY_PACKED",
@@ -36,8 +37,6 @@ def realistic(index, n, *, short_len=4096, **fields):
     long_log_probs=long,
     short_log_probs=short,
     manifest=MANIFEST,
-    alpha=2.0,
-    beta=-2.0,
     **fields,
   )
 

@@ -35,7 +35,7 @@ def spans_of(golden_dir, corpus):
   def read(evaluator):
     folder = golden_dir / "key_text" / evaluator
     store = slices.read_slice_store(folder, corpus)
-    assert len(store) == 50 and store.manifest["evaluator"] == evaluator
+    assert len(store) == 50 and store.manifest.evaluator == evaluator
     return [keys.spans for keys in store]
 
   return read

@@ -4,9 +4,11 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from support import manifests
 
 from longctx_jax.key_tokens import record
 from longctx_jax.paper import spans as spans_lib
+from longctx_jax.paper.contrast import Thresholds
 
 NAN = float("nan")
 # Around the default thresholds, where comparisons must be strict.
@@ -25,15 +27,13 @@ def make(long, short, *, offsets=None, alpha=2.0, beta=-2.0, **fields):
     "n_tokens": n_tokens,
     "n_tokens_full": n_tokens,
     "n_eligible": n_tokens,
-    "manifest": {"detail": "tokens", "short_len": 4},
+    "manifest": manifests.make(alpha=alpha, beta=beta),
     **fields,
   }
   return record.make_key_tokens(
     offsets=offsets,
     long_log_probs=long,
     short_log_probs=short,
-    alpha=alpha,
-    beta=beta,
     **fields,
   )
 
@@ -48,12 +48,7 @@ def test_criterion_is_strict():
   assert keys.key_mask.tolist() == [True, False, False, False, False]
   assert keys.spans.tolist() == [[0, 2]]
   assert keys.reason == ""
-  assert keys.manifest == {
-    "detail": "tokens",
-    "short_len": 4,
-    "alpha": 2.0,
-    "beta": -2.0,
-  }
+  assert keys.manifest.thresholds == Thresholds(2.0, -2.0)
 
 
 def test_criterion_is_taken_in_float32():
@@ -80,7 +75,7 @@ def test_other_thresholds_equal_a_fresh_derivation(pairs, alpha, beta):
   for keys in (made, restated):
     assert keys.key_mask.tolist() == expected
     assert keys.reason == ("" if any(expected) else "no_key_tokens")
-    assert (keys.manifest["alpha"], keys.manifest["beta"]) == (alpha, beta)
+    assert keys.manifest.thresholds == Thresholds(alpha, beta)
   np.testing.assert_array_equal(made.spans, restated.spans)
 
 
@@ -117,7 +112,7 @@ def test_document_without_log_probs_keeps_its_reason(reason):
   assert keys.reason == reason
   assert keys.offsets is None and keys.key_mask is None
   assert keys.spans.shape == (0, 2)
-  assert keys.manifest["alpha"] == 1.0
+  assert keys.manifest.thresholds.alpha == 1.0
 
 
 def test_document_without_log_probs_needs_a_reason():
@@ -144,7 +139,7 @@ def test_arrays_must_agree_in_length(wrong):
   fields = {f.name: getattr(keys, f.name) for f in dataclasses.fields(keys)}
   del fields["key_mask"], fields["spans"]
   with pytest.raises(ValueError, match=r"[23] scored targets, [12] offsets"):
-    record.make_key_tokens(**fields | wrong, alpha=2.0, beta=-2.0)
+    record.make_key_tokens(**fields | wrong)
 
 
 def test_arrays_are_read_only_copies():
@@ -200,7 +195,7 @@ def test_ratio_of_a_document_without_eligible_tokens_is_none():
 )
 def test_refused_thresholds_name_those_of_the_store(detail, alpha, beta, why):
   """Cases J6."""
-  keys = make([-1], [-9], manifest={"detail": detail})
+  keys = make([-1], [-9], manifest=manifests.make(detail=detail))
   made = r"made with alpha=2.0, beta=-2.0 and.* "
   with pytest.raises(
     ValueError, match=f"{made}alpha={alpha}, beta={beta}.*{why}"
@@ -210,7 +205,7 @@ def test_refused_thresholds_name_those_of_the_store(detail, alpha, beta, why):
 
 
 def test_thresholds_of_stored_key_tokens_can_rise():
-  keys = make([-1, -0.5], [-4, -9], manifest={"detail": "keys"})
+  keys = make([-1, -0.5], [-4, -9], manifest=manifests.make(detail="keys"))
   assert keys.with_thresholds(4.0, -1.0).key_mask.tolist() == [False, True]
 
 
@@ -222,7 +217,7 @@ def test_spans_are_written_as_a_slice_file(tmp_path):
 
 
 def test_scores_alone_are_no_slice_file(tmp_path):
-  keys = make_unscored("", manifest={"detail": "scores"})
+  keys = make_unscored("", manifest=manifests.make(detail="scores"))
   with pytest.raises(ValueError, match="detail=scores.*detail=keys"):
     keys.to_slices(tmp_path / "slice_0.txt")
   assert not list(tmp_path.iterdir())

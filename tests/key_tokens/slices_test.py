@@ -57,7 +57,7 @@ def test_slices_belong_to_documents_by_number(folder, corpus_of, warnings):
   assert keys.offsets is None and keys.key_mask is None
   assert keys.n_chars == len(TEXTS[0])
   assert keys.text_sha256 == corpus_lib.text_sha256(TEXTS[0])
-  assert store.manifest == {
+  assert store.manifest.to_json() == {
     "evaluator": "Some-Evaluator",
     "source": f"slices:{folder}",
     "detail": "spans",

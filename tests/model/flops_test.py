@@ -4,6 +4,7 @@ import pytest
 
 from longctx_jax import testing
 from longctx_jax.model import flops
+from longctx_jax.paper.windows import Windows
 
 
 def test_a_forward_pass_by_hand():
@@ -37,10 +38,10 @@ def test_a_token_meets_its_own_experts_only():
 
 def test_a_step_is_three_passes_and_the_windows_one_each():
   config = testing.tiny_config()
-  kinds = dict(rows=4, seq_len=64, short_len=16, stride=8)
-  ce = flops.step_flops(config, windows=0, **kinds)
+  kinds = dict(rows=4, seq_len=64, windows=Windows(16, 8))
+  ce = flops.step_flops(config, n_windows=0, **kinds)
   assert ce == 4 * 3 * flops.forward_flops(config, 64)
-  live = flops.step_flops(config, windows=5, **kinds)
+  live = flops.step_flops(config, n_windows=5, **kinds)
   window = flops.forward_flops(config, 23, predicted=8)
   assert live - ce == pytest.approx(4 * 5 * window)
 

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longctx_jax.paper import document_scores
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 
 
 def loop_scores(ids, long, short, key, prefix, k, d, alpha, beta):
@@ -79,7 +81,9 @@ def test_document_scores_match_the_loop(n, prefix, k, d, period, seed):
   short[(j >= k) & (j < k + d)] = long[(j >= k) & (j < k + d)]
   short[j < k] = np.nan
   key = (long.astype(float) - short > 2.0) & (long > -2.0)
-  options = dict(prefix_len=prefix, short_len=k, stride=d, alpha=2.0, beta=-2.0)
+  options = dict(
+    prefix_len=prefix, windows=Windows(k, d), thresholds=Thresholds(2.0, -2.0)
+  )
   scores = document_scores.document_scores(ids, long, short, key, **options)
   expected = loop_scores(
     ids, long.astype(float), short.astype(float), key, prefix, k, d, 2.0, -2.0
@@ -99,7 +103,7 @@ def test_a_repeat_counts_as_copied_only_from_before_the_window():
     short[36] = -5.0
     scores = document_scores.document_scores(
       ids, long, short, key,
-      prefix_len=0, short_len=short_len, stride=stride, alpha=2.0, beta=-2.0,
+      prefix_len=0, windows=Windows(short_len, stride), thresholds=Thresholds(),
     )  # fmt: skip
     assert scores["copied_share"] == copied, short_len
 
@@ -108,7 +112,7 @@ def test_arrays_that_break_the_alignment_law_are_refused():
   with pytest.raises(ValueError, match=r"9 ids have 8 targets.*\[8, 8, 9\]"):
     document_scores.document_scores(
       np.arange(9), np.zeros(8), np.zeros(8), np.zeros(9, bool),
-      prefix_len=0, short_len=2, stride=1, alpha=2.0, beta=-2.0,
+      prefix_len=0, windows=Windows(2, 1), thresholds=Thresholds(),
     )  # fmt: skip
 
 
@@ -116,7 +120,7 @@ def test_key_tokens_of_the_first_window_do_not_count():
   """Cases C9: a negative alpha would let what is 0 by construction pass."""
   scores = document_scores.document_scores(
     np.arange(20), np.zeros(19), np.zeros(19), np.ones(19, bool),
-    prefix_len=0, short_len=8, stride=4, alpha=-1.0, beta=-2.0,
+    prefix_len=0, windows=Windows(8, 4), thresholds=Thresholds(-1.0, -2.0),
   )  # fmt: skip
   assert (scores["n_key_tokens"], scores["key_token_ratio"]) == (8, 1.0)
 
@@ -127,6 +131,6 @@ def test_near_threshold_is_where_the_decision_could_flip():
   long = [-1.0, -1.0, -1.995, -2.005, -1.0, -1.0, -2.0, -3.0]
   scores = document_scores.document_scores(
     np.arange(9), np.array(long), np.array(long) - lsd, np.zeros(8, bool),
-    prefix_len=0, short_len=1, stride=1, alpha=2.0, beta=-2.0,
+    prefix_len=0, windows=Windows(1, 1), thresholds=Thresholds(),
   )  # fmt: skip
   assert scores["n_near_threshold"] == 4

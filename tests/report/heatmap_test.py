@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import manifests
 
 from longctx_jax.key_tokens import store
 from longctx_jax.key_tokens.record import make_key_tokens
@@ -170,9 +171,7 @@ def test_excerpt_markup_is_a_part():
 
 def write_store(folder, texts, *, detail="tokens", n_chars=None):
   """A store in which every k-th character of text k is key, from the 2nd on."""
-  manifest = {
-    "alpha": 2.0, "beta": -2.0, "detail": detail, "stride": 1
-  }  # fmt: skip
+  manifest = manifests.make(detail=detail, short_len=1, stride=1)
   writer = store.open_writer(folder / "key_tokens", manifest)
   rows = []
   for k, text in enumerate(texts):
@@ -189,7 +188,7 @@ def write_store(folder, texts, *, detail="tokens", n_chars=None):
       make_key_tokens(
         doc_id=f"d{k}", doc_index=k, text_sha256=corpus.text_sha256(text),
         n_chars=len(read), n_tokens=len(t), n_tokens_full=len(text) - 1,
-        n_eligible=max(len(t) - 2, 0), alpha=2.0, beta=-2.0, manifest=manifest,
+        n_eligible=max(len(t) - 2, 0), manifest=manifest,
         reason="" if text else "empty",
         **(scored if text else dict.fromkeys(scored)),
       )

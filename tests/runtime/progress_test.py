@@ -1,7 +1,10 @@
 """Speed and time left, told by a clock that the test turns."""
 
+import time
+
 import pytest
 
+from longctx_jax.runtime import progress as progress_lib
 from longctx_jax.runtime.progress import Progress, StepClock, Usage
 
 
@@ -101,3 +104,33 @@ def test_a_resumed_run_counts_its_own_steps(clock):
   clock.now += 20.0
   steps.lap(90, 10)  # It went on after step 80.
   assert steps.time_left() == "0:20"
+
+
+def test_a_long_document_tells_its_windows(clock, usage, caplog):
+  """Also before the first document is finished."""
+  caplog.set_level("INFO", "absl")
+  progress = Progress("score", 2, usage, clock=clock)
+  usage.count_windows(begun=400)
+  for _ in range(8):
+    clock.now += 5
+    usage.count_windows(scored=10)
+  lines = caplog.text.splitlines()
+  assert len(lines) == 4
+  assert "score: 0 of 2 documents + 20 of 400 windows | " in lines[0]
+  assert "time left unknown" in lines[0]
+  assert "+ 80 of 400 windows" in lines[-1]
+  usage.count_windows(scored=320)
+  assert "windows" not in str(progress)
+
+
+def test_what_lasts_is_told_at_its_start_and_again(monkeypatch, caplog):
+  monkeypatch.setattr(progress_lib, "_LINE_SECONDS", 0.01)
+  caplog.set_level("INFO", "absl")
+  for announced in (True, False):
+    caplog.clear()
+    with progress_lib.heartbeat("m0", doing="loading", announced=announced):
+      while len(caplog.records) < 2 + announced:
+        time.sleep(0.01)
+    lines = [record.getMessage() for record in caplog.records]
+    assert (lines[0] == "loading m0") == announced
+    assert lines[-1] == "still loading m0: 0 s"

@@ -10,15 +10,16 @@ import pytest
 from flax import nnx
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support import definition
+from support import definition, manifests
 from support.checks import one_device_mesh
 
 from longctx_jax import longppl, testing
 from longctx_jax.evaluation import passes, results
 from longctx_jax.model.transformer import Transformer
-from longctx_jax.paper import windows
-from longctx_jax.scoring import protocol
+from longctx_jax.paper.windows import Windows
+from longctx_jax.scoring import finder, protocol
 from longctx_jax.scoring import scorer as scorer_lib
+from longctx_jax.text import corpus
 from longctx_jax.text.tokenizer import OffsetsUnusable, TextTokenizer
 
 BOS = 256
@@ -170,13 +171,14 @@ def test_unknown_names_are_refused_with_the_known(bad):
 class StubScorer:
   """Scores every target alike, by whether a BOS stands first."""
 
-  def __init__(self, tokenizer, *, with_bos, without):
+  def __init__(self, tokenizer, *, with_bos, without, start=0):
     self.model = types.SimpleNamespace(
       name="stub",
       tokenizer=tokenizer,
       config=types.SimpleNamespace(max_position=1000),
     )
     self.levels = {True: with_bos, False: without}
+    self.start = start
     self.read = []
 
   def score_long(self, jobs):
@@ -184,16 +186,15 @@ class StubScorer:
       self.read.append(job.ids)
       has_bos = job.ids[0] == BOS
       long = np.full(len(job.ids) - 1, self.levels[has_bos], np.float32)
-      if has_bos:
-        # The first target is one that the bare ids do not have.
-        long[0] = -1000
+      # The bare ids lack the first target, and any context before the rest.
+      long[: self.start + has_bos] = -1000 * has_bos
       yield scorer_lib.Scores(job, long, long)
 
 
 @pytest.mark.parametrize("with_bos", [-4.0, -6.0])
 def test_a_nat_per_token_is_tolerated(with_bos):
   scorer = StubScorer(WITH_BOS, with_bos=with_bos, without=-5.0)
-  protocol.check_bos(scorer, "ab" * 20)
+  protocol.check_bos(scorer, ["ab" * 20])
   assert len(scorer.read) == 2
 
 
@@ -203,26 +204,81 @@ def test_more_than_a_nat_per_token_is_refused_with_both_numbers(with_bos):
   scorer = StubScorer(WITH_BOS, with_bos=with_bos, without=-5.0)
   with pytest.raises(
     ValueError,
-    match=f"stub needs its BOS.* 512 targets.*{with_bos}.*-5.00.*'strict'",
+    match=f"stub needs its BOS.* 496 targets.*{with_bos}.*-5.00.*'strict'",
   ):
-    protocol.check_bos(scorer, "ab" * 400)
+    protocol.check_bos(scorer, ["ab" * 400])
   assert sorted(map(len, scorer.read)) == [513, 514]
+
+
+@pytest.mark.parametrize(
+  ("lengths", "chosen", "looked_at"),
+  [
+    # A first document of one id says nothing of a model that needs its BOS.
+    ([1, 0, 512, 513, 2000], 3, 4),
+    ([700, 900], 0, 1),
+    ([40, 512, 300], 1, 3),
+  ],
+)
+def test_the_bos_is_checked_on_the_first_long_document_else_the_longest(
+  lengths, chosen, looked_at
+):
+  """Cases A11; nothing is read past that document."""
+  scorer = StubScorer(WITH_BOS, with_bos=0.0, without=-9.0)
+  texts = iter([chr(97 + i) * n for i, n in enumerate(lengths)])
+  read = min(lengths[chosen], 513)
+  with pytest.raises(ValueError, match=f" {read - 17} targets"):
+    protocol.check_bos(scorer, texts)
+  bare, with_bos = scorer.read
+  assert bare.tolist() == byte_ids(chr(97 + chosen)) * read
+  assert with_bos.tolist() == [BOS, *bare]
+  assert len(list(texts)) == len(lengths) - looked_at
+
+
+@pytest.mark.parametrize(("start", "refused"), [(16, False), (17, True)])
+def test_the_first_16_targets_say_nothing_of_the_bos(start, refused):
+  """A model that can do without is lost at the start all the same."""
+  scorer = StubScorer(WITH_BOS, with_bos=-5.0, without=-5.0, start=start)
+  if refused:
+    with pytest.raises(ValueError, match="needs its BOS"):
+      protocol.check_bos(scorer, ["ab" * 50])
+  else:
+    protocol.check_bos(scorer, ["ab" * 50])
+  assert len(scorer.read) == 2
+
+
+def test_evaluator_and_model_are_checked_by_one_rule(parrot):
+  """Over a corpus, whose first document has one token."""
+  scorer = StubScorer(WITH_BOS, with_bos=0.0, without=-9.0)
+  scorer.model = parrot
+  texts = ["a", "ab" * 50]
+  documents = [
+    corpus.Document(str(i), i, text, None, {}) for i, text in enumerate(texts)
+  ]
+  manifest = manifests.make()
+  with pytest.raises(ValueError, match="needs its BOS"):
+    finder.Finder(scorer, manifest).check_bos(documents)
+  with pytest.raises(ValueError, match="needs its BOS"):
+    passes.Evaluation(scorer, manifest).check_bos(texts)
+  strict = manifests.make(protocol="strict")
+  finder.Finder(scorer, strict).check_bos(documents)
+  passes.Evaluation(scorer, strict).check_bos(texts)
 
 
 def test_no_more_is_read_than_the_model_can():
   scorer = StubScorer(WITH_BOS, with_bos=-5.0, without=-5.0)
   scorer.model.config.max_position = 300
-  protocol.check_bos(scorer, "ab" * 400)
+  protocol.check_bos(scorer, ["ab" * 400])
   assert sorted(map(len, scorer.read)) == [299, 300]
 
 
 @pytest.mark.parametrize(
-  ("tokenizer", "text"), [(WITHOUT_BOS, "abc"), (None, "abc"), (WITH_BOS, "a")]
+  ("tokenizer", "text"),
+  [(WITHOUT_BOS, "a" * 99), (None, "a" * 99), (WITH_BOS, "a" * 17)],
 )
 def test_nothing_is_checked_where_there_is_no_bos_to_miss(tokenizer, text):
   """Cases A13."""
   scorer = StubScorer(tokenizer, with_bos=0.0, without=-9.0)
-  protocol.check_bos(scorer, text)
+  protocol.check_bos(scorer, [text])
   assert not scorer.read
 
 
@@ -234,7 +290,7 @@ def test_nothing_is_checked_where_there_is_no_bos_to_miss(tokenizer, text):
 def test_the_windows_suggested_to_a_short_document_fit(n, short_len, stride):
   """Cases C2."""
   assume(stride <= short_len and n <= short_len + stride)
-  message = protocol.explain_too_short(n, short_len=short_len, stride=stride)
+  message = protocol.explain_too_short(n, Windows(short_len, stride))
   assert f"of {n} ids" in message
   assert f"more than {short_len + stride}" in message
   suggestion = re.search(
@@ -243,10 +299,20 @@ def test_the_windows_suggested_to_a_short_document_fit(n, short_len, stride):
   assert (suggestion is None) == (n <= 3)
   if suggestion:
     short_len, stride, eligible = map(int, suggestion.groups())
-    plan = windows.plan_windows(n, short_len=short_len, stride=stride)
+    plan = Windows(short_len, stride).plan(n)
     later = slice(1, None)
     scored = plan.score_end[later] - plan.score_start[later]
     assert 0 < eligible == scored.sum()
+
+
+def test_a_text_that_holds_the_bos_is_called_out(caplog):
+  """Cases A12: its ids stay what they are; that it happens is said."""
+  got = prepare("ab<bos>c<bos>", protocol="strict")
+  assert (got.ids == BOS).sum() == 3 and got.prefix_len == 1
+  assert "holds the BOS itself, 2 times" in caplog.text
+  caplog.clear()
+  prepare("abc", protocol="strict")
+  assert not caplog.text
 
 
 class NeedsBos(Transformer):
@@ -296,18 +362,18 @@ def test_strict_gives_a_model_its_bos_in_every_window(needs_bos, parrot):
 def test_paper_stops_at_a_model_that_needs_its_bos(needs_bos, parrot):
   """Cases A11, A14."""
   ids = np.array([BOS, *byte_ids(RUNS)])
-  with_bos = definition.log_probs(parrot, ids)[1:].mean()
-  numbers = f"119 targets.*{with_bos:.2f} nats with.*{-np.log(263):.2f} without"
+  with_bos = definition.log_probs(parrot, ids)[17:].mean()
+  numbers = f"103 targets.*{with_bos:.2f} nats with.*{-np.log(263):.2f} without"
   with pytest.raises(ValueError, match=numbers):
     longppl.find_key_tokens(RUNS, needs_bos, **WINDOWS)
-  protocol.check_bos(scorer_lib.make_scorer(parrot, **WINDOWS), RUNS)
+  protocol.check_bos(scorer_lib.make_scorer(parrot, Windows(**WINDOWS)), [RUNS])
 
 
 def test_paper_windows_without_bos_make_most_tokens_key(
   needs_bos, parrot, monkeypatch
 ):
   """Cases A14: the reference's result, with a warning."""
-  monkeypatch.setattr(protocol, "check_bos", lambda scorer, text: None)
+  monkeypatch.setattr(protocol, "check_bos", lambda scorer, texts: None)
   keys = longppl.find_key_tokens(RUNS, needs_bos, **WINDOWS)
   ids = np.array([BOS, *byte_ids(RUNS)])
   long = definition.log_probs(parrot, ids)

@@ -234,7 +234,7 @@ def test_overwrite_starts_anew(tmp_path, config, scorers):
   config.data.row_range = (0, 2)
   store = run_lib.score_corpus(config, workdir=tmp_path, overwrite=True)
   assert len(store) == 2 and passed(scorers[-1:]) > 0
-  assert store.manifest["alpha"] == 1.0
+  assert store.manifest.thresholds.alpha == 1.0
 
 
 def test_a_changed_text_is_refused_where_it_was_scored(tmp_path, config):
@@ -249,11 +249,26 @@ def test_other_thresholds_need_no_new_pass(tmp_path, config, scorers):
   loose = run_lib.score_corpus(config, workdir=tmp_path)
   config.longppl.alpha = 1.0
   strict = run_lib.score_corpus(config, workdir=tmp_path)
-  assert passed(scorers[-1:]) == 0 and strict.manifest["alpha"] == 1.0
+  assert passed(scorers[-1:]) == 0 and strict.manifest.thresholds.alpha == 1.0
   for a, b in zip(loose, strict, strict=True):
     lsd = a.long_log_probs - a.short_log_probs
     assert 0 < b.key_mask.sum() < a.key_mask.sum()
     np.testing.assert_array_equal(b.key_mask, lsd > 1)
+
+
+def test_a_store_resumed_under_other_thresholds_lacks_nothing(tmp_path, config):
+  """Its rows are those of a run in one go, scores that need the ids too."""
+  whole = run_lib.score_corpus(config, workdir=tmp_path / "whole")
+  config.data.row_range = (0, 2)
+  run_lib.score_corpus(config, workdir=tmp_path / "resumed")
+  config.data.row_range = (0, 0)
+  config.longppl.alpha = 1.0
+  run_lib.score_corpus(config, workdir=tmp_path / "resumed")
+  resumed = store_lib.read_store(tmp_path / "resumed")
+  assert resumed.manifest.thresholds == whole.manifest.thresholds
+  for a, b in zip(whole, resumed, strict=True):
+    assert a.scores == b.scores
+    assert a.scores["n_mirror"] is not None
 
 
 @pytest.mark.parametrize("detail", ["keys", "scores"])

@@ -21,6 +21,8 @@ from support.tiny_runs import (
 from longctx_jax import testing
 from longctx_jax.evaluation import run
 from longctx_jax.key_tokens import store as store_lib
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import run as run_lib
 from longctx_jax.text import chunks, corpus
 from longctx_jax.text.tokenizer import TextTokenizer
@@ -72,10 +74,8 @@ def train_config(tmp_path, config, **changes):
     batch_size=1,
     cache_dir=str(tmp_path / "cache"),
     epochs=1,
-    alpha=ALPHA,
-    beta=BETA,
-    short_len=K,
-    stride=D,
+    thresholds=Thresholds(ALPHA, BETA),
+    windows=Windows(K, D),
     **changes,
   )
 
@@ -85,8 +85,8 @@ def test_a_row_is_a_chunk_scored_as_a_document_of_its_own(tmp_path, config):
   expected = [chunk for i in range(3) for chunk in cut(i)]
   assert list(store.hashes) == [chunk.doc_id for chunk in expected]
   assert len(expected) > 6
-  assert store.manifest["chunk_len"] == T
-  assert store.manifest["chunk_tokenizer"] == BYTES.fingerprint
+  assert store.manifest.chunk_len == T
+  assert store.manifest.chunk_tokenizer == BYTES.fingerprint
   path = tmp_path / "chunks.jsonl"
   path.write_text(
     "\n".join(json.dumps({"id": c.doc_id, "text": c.text}) for c in expected)

@@ -14,6 +14,7 @@ from support.checks import one_device_mesh
 from longctx_jax import testing
 from longctx_jax.model import sharding
 from longctx_jax.model.rope import RopeConfig
+from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime import progress
 from longctx_jax.scoring import buckets
 from longctx_jax.scoring import scorer as scorer_lib
@@ -61,7 +62,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def scorer(model):
-  return scorer_lib.make_scorer(model, short_len=K, stride=D, window_batch=5)
+  return scorer_lib.make_scorer(model, Windows(K, D), window_batch=5)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +160,7 @@ def test_tables_go_by_the_real_length_of_a_pass():
   )
   config = testing.tiny_config(ropes=(table,))
   model = testing.tiny_model(config, mesh=one_device_mesh())
-  scorer = scorer_lib.make_scorer(model, short_len=K, stride=D, window_batch=2)
+  scorer = scorer_lib.make_scorer(model, Windows(K, D), window_batch=2)
   found = by_key(scorer.score(jobs_of((100, 101))))
 
   def log_probs(model, ids):
@@ -214,8 +215,7 @@ def test_devices_change_nothing(scored, sizes, window_batch):
   config = testing.tiny_config(vocab_size=264)
   scorer = scorer_lib.make_scorer(
     testing.tiny_model(config, mesh=mesh),
-    short_len=K,
-    stride=D,
+    Windows(K, D),
     window_batch=window_batch,
   )
   lengths = (2, 66, 81, 128, 129)
@@ -233,7 +233,7 @@ def test_devices_change_nothing(scored, sizes, window_batch):
 
 def test_a_hundred_lengths_compile_once_per_bucket(model, caplog):
   """Cases E7, counted by the scorer and by JAX."""
-  scorer = scorer_lib.make_scorer(model, short_len=K, stride=K, window_batch=8)
+  scorer = scorer_lib.make_scorer(model, Windows(K, K), window_batch=8)
   lengths = np.random.default_rng(0).integers(2, 386, 200).tolist()
 
   def compiled(lengths):
@@ -286,8 +286,3 @@ def test_prefixes_of_two_lengths_are_refused(scorer):
   jobs = jobs_of([81]) + jobs_of([129], prefix_len=1)
   with pytest.raises(ValueError, match="same prefix_len"):
     list(scorer.score(jobs))
-
-
-def test_bad_windows_are_refused(model):
-  with pytest.raises(ValueError, match="stride=9 and short_len=8"):
-    scorer_lib.make_scorer(model, short_len=8, stride=9)

@@ -6,6 +6,7 @@ it no socket connects and torch cannot be imported (cases L1, L2).
 
 import dataclasses
 import glob
+import importlib
 import json
 import os
 import pathlib
@@ -62,7 +63,7 @@ class Killed:
   count: int
 
 
-def run(commands, *, cwd, home):
+def run(commands, *, cwd, home, without=()):
   """Runs scripts one after the other, each in a process of its own.
 
   Args:
@@ -70,6 +71,7 @@ def run(commands, *, cwd, home):
       repository or absolute.
     cwd: where they run.
     home: of the user who runs them.
+    without: what the machine lacks: modules, or "os.name" of what is in one.
 
   Returns:
     A `Finished` for each; its status is -9 where it was killed.
@@ -80,7 +82,10 @@ def run(commands, *, cwd, home):
   done = subprocess.run(
     [sys.executable, __file__],
     input=json.dumps(
-      [(list(map(str, c.command)), str(c.pattern), c.count) for c in plain]
+      [
+        list(without),
+        [(list(map(str, c.command)), str(c.pattern), c.count) for c in plain],
+      ]
     ),
     capture_output=True,
     text=True,
@@ -105,13 +110,28 @@ def _refuse(*arguments, **options):
   raise OSError(f"there is no network in this test: {arguments}")
 
 
+def _take_away(name):
+  module, _, attribute = name.partition(".")
+  if attribute:
+    delattr(importlib.import_module(module), attribute)
+  else:
+    sys.modules[module] = None
+
+
 def _serve():
+  without, commands = json.load(sys.stdin)
+  for name in without:
+    _take_away(name)
   socket.socket.connect = socket.getaddrinfo = _refuse
   sys.meta_path.insert(0, _WithoutTorch())
   # That a fork of a process with threads is unsafe; here none runs yet.
   warnings.simplefilter("ignore")
 
-  finished = [_fork(*command) for command in json.load(sys.stdin)]
+  import longctx_jax.commands  # noqa: F401
+  from longctx_jax.evaluation import run  # noqa: F401
+  from longctx_jax.report import page  # noqa: F401
+
+  finished = [_fork(*command) for command in commands]
   print(json.dumps(finished))
 
 

@@ -76,10 +76,10 @@ def share_passes(monkeypatch, compiled):
   make_mesh, make_scorer = sharding.make_mesh, scorer_lib.make_scorer
   scorers = []
 
-  def make(model, **options):
-    key = repr((model.config, model.dtype, options))
+  def make(model, windows, **options):
+    key = repr((model.config, model.dtype, windows, options))
     if key not in compiled:
-      compiled[key] = make_scorer(model, **options)
+      compiled[key] = make_scorer(model, windows, **options)
     scorers.append(
       dataclasses.replace(compiled[key], model=model, usage=progress.Usage())
     )

@@ -47,9 +47,7 @@ def make_batch(
       found["positions"][row, own] = np.arange(seq_len)[: own.stop - begin]
       found["lengths"][row, own] = len(document)
       found["loss_mask"][row, begin : end - 1] = 1
-      plan = windows.plan_windows(
-        len(document), short_len=short_len, stride=stride
-      )
+      plan = windows.Windows(short_len, stride).plan(len(document))
       for triple in list(
         zip(plan.start, plan.score_start, plan.score_end, strict=True)
       )[1:]:

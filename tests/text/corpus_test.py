@@ -1,5 +1,8 @@
+import bz2
+import gzip
 import hashlib
 import json
+import lzma
 import pathlib
 
 import fsspec
@@ -9,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longctx_jax.text import corpus as corpus_lib
+from longctx_jax.text import json_rows
 
 # Newlines of every kind, a byte-order mark, an emoji of four code points, "".
 TEXTS = ["one\r\ntwo\n", "\ufefféa 👩‍🚀", "", "plain", "zero\x00width\u2028sep"]
@@ -267,7 +271,7 @@ def test_duplicate_ids_name_both_places(tmp_path):
     ("absent.txt", "absent.txt does not exist"),
     ("owner/name", "owner/name does not exist.*downloaded"),
     ("*.jsonl", "matches no file"),
-    ("empty", "holds no file that ends in .txt, .jsonl, .parquet"),
+    ("empty", r"holds no file that ends in .txt, .*holds: .json \(1\)"),
   ],
 )
 def test_absent_data_is_refused_at_once(tmp_path, source, problem):
@@ -350,6 +354,146 @@ def test_text_is_not_taken_for_an_id(tmp_path):
 def test_file_names_may_hold_glob_signs(tmp_path):
   (tmp_path / "a[1].txt").write_text("x")
   assert _texts(tmp_path / "a[1].txt") == ["x"]
+
+
+ROWS = [{"id": f"r{i}", "text": text} for i, text in enumerate(TEXTS)]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("mark", ["", "\ufeff", "\r\n "])
+def test_an_array_of_json_is_read_row_by_row(
+  tmp_path, monkeypatch, indent, mark
+):
+  """However little of it is held at a time."""
+  path = tmp_path / "rows.json"
+  text = json.dumps(ROWS, indent=indent, ensure_ascii=False)
+  path.write_bytes(f"{mark}{text}\n".encode())
+  for chars in (1, 7, 1 << 20):
+    monkeypatch.setattr(json_rows, "_CHARS", chars)
+    corpus = corpus_lib.open_corpus(path)
+    assert corpus.count == len(ROWS)
+    assert [(d.doc_id, d.text) for d in corpus] == [
+      tuple(row.values()) for row in ROWS
+    ]
+    (second,) = corpus_lib.open_corpus(path, row_range=(1, 2))
+    assert (second.doc_id, second.text) == ("r1", TEXTS[1])
+
+
+def test_what_is_no_object_breaks_only_its_element(tmp_path):
+  path = tmp_path / "rows.json"
+  path.write_text(json.dumps([ROWS[0], [12], 345, None, {"text": 1}, ROWS[1]]))
+  errors = _errors(path)
+  assert [bool(error) for error in errors] == [0, 1, 1, 1, 1, 0]
+  assert errors[2] == "the element holds a int, not an object"
+
+
+@pytest.mark.parametrize(
+  ("text", "problem"),
+  [
+    ('[{"text": "a"}, {"text": "b"', "rows.json is one.* at element 1: "),
+    ('[{"text": "a"} {"text": "b"}]', "at element 1: a comma was expected"),
+    ('[{"text": "a"},]', "at element 1: "),
+    ('[{"text": "a"}] {}', "at element 1: a comma .* end of array and file"),
+    ('[{"text": "a\xff"}]', "at element 0: .*0xff"),
+    ("[" + '{"a":' * 100_000, "at element 0: maximum recursion"),
+    ('{\n  "text": "a"\n}', "rows.json holds neither an object a line nor"),
+    ("junk", "neither .*: not JSON"),
+  ],
+)
+def test_json_that_holds_no_rows_is_refused_before_a_text_is_read(
+  tmp_path, text, problem
+):
+  path = tmp_path / "rows.json"
+  path.write_bytes(text.encode("latin-1"))
+  with pytest.raises(ValueError, match=problem):
+    corpus_lib.open_corpus(path)
+
+
+COMPRESS = {
+  "gz": gzip.compress,
+  "bz2": bz2.compress,
+  "xz": lzma.compress,
+  "zst": lambda data: pa.Codec("zstd").compress(data, asbytes=True),
+}
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_compressed_files_read_like_others(tmp_path, ending):
+  """Also those of several streams, as `cat a.gz b.gz` makes them."""
+  compress = COMPRESS[ending]
+  lines = [json.dumps(row).encode() + b"\n" for row in ROWS]
+  whole = compress(lines[0]) + compress(b"".join(lines[1:]))
+  (tmp_path / f"a.jsonl.{ending}").write_bytes(whole)
+  (tmp_path / f"b.txt.{ending}").write_bytes(compress(TEXTS[1].encode()))
+  (tmp_path / f"c.MD.{ending.upper()}").write_bytes(compress(b"three"))
+  documents = list(corpus_lib.open_corpus(tmp_path))
+  assert [d.text for d in documents] == [*TEXTS, TEXTS[1], "three"]
+  assert documents[-2].doc_id == f"b.txt.{ending}"
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_a_damaged_compressed_file_is_named(tmp_path, ending):
+  data = COMPRESS[ending](json.dumps(ROWS).encode() * 100)
+  for name, damaged in (("cut", data[: len(data) // 2]), ("junk", b"x" * 99)):
+    path = tmp_path / f"{name}.jsonl.{ending}"
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=f"{name}.jsonl.{ending} is damaged"):
+      corpus_lib.open_corpus(path)
+    path = path.rename(tmp_path / f"{name}.txt.{ending}")
+    assert f"{name}.txt.{ending} is damaged" in _errors(path)[0]
+
+
+def test_a_folder_is_read_with_its_subfolders(tmp_path, caplog):
+  """And what it holds besides is counted; ids tell the folders apart."""
+  kept = ["a.md", "a/read.txt", "b.txt", "b/c/read.txt", "b/c/rows.jsonl"]
+  left = ["b/config.json", ".git/x.txt", "b/.x.md", "b/t.csv", "t.csv", "Make"]
+  for name in kept + left:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('{"text": "t"}\n')
+  (tmp_path / "b.parquet.gz").write_bytes(b"")
+  caplog.set_level("INFO", "absl")
+  for source in (tmp_path, f"{tmp_path}/"):
+    caplog.clear()
+    ids = [d.doc_id for d in corpus_lib.open_corpus(source)]
+    assert sorted(ids) == sorted([*kept[:-1], "b/c/rows.jsonl#0"])
+    assert (
+      "7 of 12 files are skipped: .csv (2), .gz (1), .json (1), hidden (2), "
+      "without an extension (1)" in caplog.text
+    )
+
+
+@pytest.mark.parametrize(
+  ("source", "problem"),
+  [
+    ("gs://b/k", "gs://b/k needs a package.*: pip install gcsfs"),
+    ("s3://b/*.txt", r"s3://b/\*.txt needs a package.*: pip install s3fs"),
+    ("https://h/a.txt", "https://h/a.txt needs.*: pip install aiohttp"),
+    ("xyz://h/a.txt", "xyz://h/a.txt: Protocol not known: xyz"),
+    ("hf://datasets/o/n/*.parquet", "hf://.* can't be read: .*connection"),
+  ],
+)
+def test_urls_that_cannot_be_read_here_are_named(source, problem):
+  """Without their package, or without a network."""
+  with pytest.raises((ValueError, OSError), match=problem):
+    corpus_lib.open_corpus(source)
+
+
+def test_a_connection_that_breaks_later_is_named(monkeypatch):
+  """An error of whichever class the URL's package has for it."""
+  fs = fsspec.filesystem("memory")
+  fs.pipe("/broken/a.txt", b"one")
+  corpus = corpus_lib.open_corpus("memory://broken")
+
+  class Timeout(Exception):
+    pass
+
+  def cut(self, *args, **kwargs):
+    raise Timeout("no answer\nmore")
+
+  monkeypatch.setattr(type(fs), "open", cut)
+  with pytest.raises(OSError, match="memory://broken.*: Timeout: no answer. "):
+    list(corpus)
 
 
 def test_remote_urls_read_like_local_files():

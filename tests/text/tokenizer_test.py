@@ -1,6 +1,7 @@
 """Offsets against those of the tokenizers library, and its known faults."""
 
 import json
+import re
 import types
 import unicodedata
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from longctx_jax.text import tokenizer_files
 from longctx_jax.text.tokenizer import OffsetsUnusable, TextTokenizer
 
 SENTENCES = [
@@ -508,4 +510,44 @@ def test_a_damaged_tokenizer_file_is_named(tmp_path):
 def test_a_folder_without_a_tokenizer_says_what_is_missing(tmp_path):
   (tmp_path / "config.json").write_text("{}")
   with pytest.raises(FileNotFoundError, match="tokenizer.json"):
+    TextTokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("post", "stated", "said"),
+  [
+    (False, True, "add_bos_token=true, .* adds no BOS: it is followed"),
+    (True, False, "add_bos_token=false, .* adds '<s>': it is followed"),
+    (True, True, ""),
+    (False, False, ""),
+    (False, None, ""),
+  ],
+)
+def test_files_that_disagree_on_the_bos_are_called_out(
+  tmp_path, caplog, post, stated, said
+):
+  """transformers 5 follows the one, 4 (Llama, Gemma) the other."""
+  byte_level(bos=post).save(str(tmp_path / "tokenizer.json"))
+  config = {"bos_token": {"content": "<s>"}}
+  config |= {} if stated is None else {"add_bos_token": stated}
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+  found = TextTokenizer.from_folder(tmp_path)
+  assert (found.leading_bos is not None) == post
+  assert re.search(said, caplog.text) if said else not caplog.text
+
+
+@pytest.mark.parametrize(
+  ("file", "package"),
+  [
+    ("tokenizer.model", "sentencepiece"),
+    ("tekken.json", "mistral-common"),
+    ("qwen.tiktoken", "tiktoken"),
+  ],
+)
+def test_the_package_that_reads_a_vocabulary_is_named(
+  tmp_path, monkeypatch, file, package
+):
+  monkeypatch.setattr(tokenizer_files, "find_spec", lambda name: None)
+  (tmp_path / file).write_bytes(b"")
+  with pytest.raises(ValueError, match=f"{file} is read .*install {package},"):
     TextTokenizer.from_folder(tmp_path)

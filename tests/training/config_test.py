@@ -5,6 +5,7 @@ import pytest
 from support.tiny_training import make_config
 
 from longctx_jax import testing
+from longctx_jax.paper.windows import Windows
 from longctx_jax.training import config as config_lib
 
 WINDOWED = dict(model_type="mistral", windows=(24, 24), max_position=128)
@@ -48,10 +49,10 @@ def test_rows_that_the_table_does_not_reach_are_refused(tmp_path, mesh):
 def test_ce_plans_no_windows(tmp_path):
   config = make_config(tmp_path)
   found = config_lib.data_config(config, tmp_path)
-  assert (found.short_len, found.stride) == (32, 16)
+  assert found.windows == Windows(32, 16)
   config.loss.weights = "none"
   found = config_lib.data_config(config, tmp_path)
-  assert (found.short_len, found.stride) == (0, 0)
+  assert found.windows is None
 
 
 def test_tokens_are_kept_in_the_workdir_unless_said_otherwise(tmp_path):

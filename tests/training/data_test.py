@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longctx_jax import testing
+from longctx_jax.paper.windows import Windows
 from longctx_jax.text import corpus, token_cache
 from longctx_jax.text.tokenizer import TextTokenizer
 from longctx_jax.training import data
@@ -115,8 +116,7 @@ def test_resuming_is_exact_on_any_number_of_processes(
     batch_size=4,
     cache_dir=str(folder / "cache"),
     packing=packing,
-    short_len=K,
-    stride=D,
+    windows=Windows(K, D),
   )
   whole = open_data(config).iterator()
   expected = [next(whole) for _ in range(stop + 3)]
@@ -188,7 +188,7 @@ def test_a_state_of_other_data_is_refused(config, changes, message):
 def test_windows_are_planned_for_the_loss_and_only_then(config):
   plain = open_data(config).batch(0)
   assert "window_start" not in plain
-  batch = open_data(config, packing=True, short_len=K, stride=D).batch(0)
+  batch = open_data(config, packing=True, windows=Windows(K, D)).batch(0)
   for b, positions in enumerate(batch["positions"]):
     segments = batch["segment_ids"][b]
     scored = np.zeros(T + 1, int)
@@ -240,7 +240,6 @@ def test_an_endless_run_needs_no_whole_epoch_for_a_step(config):
     (dict(seed=-1), "seed=-1 is not from 0 to 4294967295"),
     (dict(epochs=-1), "epochs=-1 is not from 0 to"),
     (dict(cache_dir=""), "cache_dir is empty"),
-    (dict(short_len=4, stride=8), "stride=8 and short_len=4"),
   ],
 )
 def test_settings_that_no_run_can_have_are_refused(config, changes, message):

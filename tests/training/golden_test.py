@@ -12,7 +12,9 @@ import longctx_jax as lc
 from longctx_jax.experiments import demo
 from longctx_jax.model import parameters
 from longctx_jax.paper import contrast
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer as scorer_lib
+from longctx_jax.training import losses
 from longctx_jax.training import state as state_lib
 from longctx_jax.training import step as step_lib
 
@@ -47,7 +49,7 @@ def test_a_step_has_the_references_loss_and_gradient(
   path = golden_dir / "golden" / f"{name}.n2048.json"
   facts = json.loads(path.read_text())
   stored = dict(np.load(path.with_suffix(".npz")))
-  loss = step_lib.LossConfig(
+  loss = losses.LossConfig(
     weights=weights, short_len=K, stride=D, gamma=GAMMA, chunk=128
   )
   step = step_lib.make_train_step(
@@ -85,7 +87,7 @@ def check_weights(model, loss, batch, stored):
     )
   )(model.params)
   ids = stored["input_ids"].astype(np.int32)
-  scorer = scorer_lib.make_scorer(model, short_len=K, stride=D)
+  scorer = scorer_lib.make_scorer(model, Windows(K, D))
   (scores,) = scorer.score_long([scorer_lib.Job("document", ids)])
   np.testing.assert_allclose(-scores.long, stored["nll"], rtol=0, atol=5e-4)
   weights = contrast.longce_weights(scores.long[None], short, mask, gamma=GAMMA)

@@ -7,6 +7,7 @@ import pytest
 
 from longctx_jax.model import log_probs, sharding
 from longctx_jax.paper import contrast
+from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.training import losses
 
 
@@ -124,6 +125,7 @@ def fused(kind, given, hidden, head, *, softcap, chunk):
     given["short_mask"],
     mask,
     gamma=5.0,
+    thresholds=Thresholds(),
     **floor,
     **options,
   )
@@ -315,7 +317,15 @@ def test_32k_tokens_of_a_256k_vocabulary_fit_into_2_gib():
 
   def total(hidden, head, targets, short, mask):
     total, count, _ = losses.fused_longce(
-      hidden, head, targets, short, mask, mask, gamma=5.0, chunk=256
+      hidden,
+      head,
+      targets,
+      short,
+      mask,
+      mask,
+      gamma=5.0,
+      thresholds=Thresholds(),
+      chunk=256,
     )
     return total / count
 

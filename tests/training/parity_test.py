@@ -13,6 +13,7 @@ import longctx_jax as lc
 from longctx_jax import testing
 from longctx_jax.checkpoints import export
 from longctx_jax.model.rope import RopeConfig
+from longctx_jax.training import losses
 from longctx_jax.training import state as state_lib
 from longctx_jax.training import step as step_lib
 
@@ -50,7 +51,7 @@ def test_loss_and_gradients_are_those_of_the_reference(
   expected.backward()
 
   ours = lc.load_model(tmp_path, mesh=mesh, dtype=jnp.float32)
-  loss = step_lib.LossConfig(
+  loss = losses.LossConfig(
     weights=weights, short_len=K, stride=D, gamma=GAMMA, chunk=32
   )
   step = step_lib.make_train_step(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longctx_jax.paper import windows
+from longctx_jax.paper.windows import Windows
 from longctx_jax.training import rows
 
 
@@ -24,7 +24,7 @@ def packed_rows(draw):
 @st.composite
 def loss_windows(draw):
   short_len = draw(st.integers(1, 12))
-  return dict(short_len=short_len, stride=draw(st.integers(1, short_len)))
+  return Windows(short_len, draw(st.integers(1, short_len)))
 
 
 @given(packed_rows())
@@ -50,36 +50,38 @@ def test_a_packed_row_holds_each_document_whole_and_once(case):
 
 
 @given(packed_rows(), loss_windows())
-def test_windows_of_a_row_are_those_of_its_documents(case, sizes):
+def test_windows_of_a_row_are_those_of_its_documents(case, windows):
   """Case I6: planned per document, without each one's window 0."""
   documents, seq_len = case
-  plan = rows.plan_row([len(d) for d in documents], seq_len=seq_len, **sizes)
+  plan = rows.plan_row(
+    [len(d) for d in documents], seq_len=seq_len, windows=windows
+  )
   expected, at = [], 0
   for document in documents:
-    own = windows.plan_windows(len(document), **sizes)
+    own = windows.plan(len(document))
     for w in range(1, len(own)):
       place = own.start[w], own.score_start[w], own.score_end[w]
       expected.append(tuple(at + int(i) for i in place))
     at += len(document)
   names = ("window_start", "score_start", "score_end")
   planned = list(zip(*(plan[name].tolist() for name in names), strict=True))
-  assert len(planned) == rows.max_windows(seq_len, **sizes)
+  assert len(planned) == rows.max_windows(seq_len, windows)
   assert planned == expected + [(0, 0, 0)] * (len(planned) - len(expected))
 
 
 @given(st.integers(1, 60), loss_windows())
-def test_the_bound_on_windows_is_met_by_one_whole_document(seq_len, sizes):
-  plan = windows.plan_windows(seq_len + 1, **sizes)
-  assert rows.max_windows(seq_len, **sizes) == max(0, len(plan) - 1)
+def test_the_bound_on_windows_is_met_by_one_whole_document(seq_len, windows):
+  plan = windows.plan(seq_len + 1)
+  assert rows.max_windows(seq_len, windows) == max(0, len(plan) - 1)
 
 
 @given(packed_rows(), loss_windows())
 def test_targets_with_a_short_context_have_that_much_of_their_own_text(
-  case, sizes
+  case, windows
 ):
   """Case I6: no id before K of its document is scored; K or more are read."""
   documents, seq_len = case
-  row = rows.make_row(documents, seq_len=seq_len, packed=True, **sizes)
+  row = rows.make_row(documents, seq_len=seq_len, packed=True, windows=windows)
   segment = np.append(row["segment_ids"], 0)
   for start, first, last in zip(
     row["window_start"], row["score_start"], row["score_end"], strict=True
@@ -87,8 +89,8 @@ def test_targets_with_a_short_context_have_that_much_of_their_own_text(
     for i in range(first, last):
       assert row["loss_mask"][i - 1] == 1
       assert segment[start] == segment[i - 1]
-      assert row["positions"][i - 1] + 1 >= sizes["short_len"]
-      assert 0 <= i - start - sizes["short_len"] < sizes["stride"]
+      assert row["positions"][i - 1] + 1 >= windows.short_len
+      assert 0 <= i - start - windows.short_len < windows.stride
 
 
 def test_padding_is_known_by_its_position_and_not_by_its_id():
@@ -110,8 +112,7 @@ def test_one_document_changes_nothing_of_its_neighbours():
       [np.full(7, value), np.arange(9)],
       seq_len=19,
       packed=True,
-      short_len=3,
-      stride=2,
+      windows=Windows(3, 2),
     )
     for value in (0, 1)
   )
@@ -146,8 +147,8 @@ def test_what_does_not_fit_is_refused(lengths, packed):
 
 
 def test_a_batch_stacks_rows_also_without_windows():
-  sizes = dict(short_len=8, stride=4)
-  row = rows.make_row([np.arange(5)], seq_len=4, packed=False, **sizes)
+  windows = Windows(8, 4)
+  row = rows.make_row([np.arange(5)], seq_len=4, packed=False, windows=windows)
   batch = rows.stack([row, row])
   assert batch["inputs"].shape == (2, 4)
   assert batch["window_start"].shape == (2, 0)

@@ -11,11 +11,12 @@ from support.train_batches import keep_gradient, make_documents
 
 from longctx_jax import testing
 from longctx_jax.model import parameters, sharding
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.training import context, optimizer
 from longctx_jax.training import state as state_lib
 from longctx_jax.training import step as step_lib
-from longctx_jax.training.step import LossConfig
+from longctx_jax.training.losses import LossConfig
 
 K, D = 8, 3
 LIVE = LossConfig(weights="live", short_len=K, stride=D, chunk=5)
@@ -254,7 +255,7 @@ def test_the_short_pass_has_the_scorers_values(rng):
     ),
     compiler_options=FAST,
   )(model.params, batch)
-  scorer = scorer_lib.make_scorer(model, short_len=K, stride=D)
+  scorer = scorer_lib.make_scorer(model, Windows(K, D))
   jobs = [scorer_lib.Job(i, document) for i, document in enumerate(documents)]
   for scores in scorer.score(jobs):
     row, count = scores.job.key, len(scores.short)

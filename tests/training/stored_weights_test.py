@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import manifests
 
 from longctx_jax import testing
 from longctx_jax.key_tokens import record
 from longctx_jax.key_tokens import store as store_lib
+from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.paper.windows import Windows
 from longctx_jax.text import chunks, corpus
 from longctx_jax.text.tokenizer import TextTokenizer
 from longctx_jax.training import data, stored_weights
@@ -100,8 +103,6 @@ def evaluator_row(chunk, manifest, seed):
     offsets=offsets,
     long_log_probs=-np.abs(rng.normal(0, 2, len(offsets))),
     short_log_probs=short,
-    alpha=manifest["alpha"],
-    beta=manifest["beta"],
     manifest=manifest,
   )
 
@@ -111,12 +112,11 @@ def make_store(tmp_path):
   """Scores the chunks; `changes` replace fields of the manifest."""
 
   def make(name="keys", kept=slice(None), **changes):
-    manifest = {
-      "evaluator": "E", "short_len": 8, "stride": 4, "alpha": ALPHA,
-      "beta": BETA, "detail": "tokens", "chunk_len": T,
-      "chunk_tokenizer": TOKENIZER.fingerprint, **changes,
+    fields = {
+      "short_len": 8, "stride": 4, "alpha": ALPHA, "beta": BETA,
+      "chunk_len": T, "chunk_tokenizer": TOKENIZER.fingerprint, **changes,
     }  # fmt: skip
-    manifest = {k: v for k, v in manifest.items() if v is not None}
+    manifest = manifests.make(**fields)
     folder = tmp_path / name / "key_tokens"
     writer = store_lib.open_writer(folder, manifest)
     rows = [
@@ -136,7 +136,7 @@ def hashes():
 def open_weights(path, found=None, **changes):
   options = dict(
     form="hard", chunk_len=T, tokenizer_fingerprint=TOKENIZER.fingerprint,
-    short_len=0, stride=0, alpha=ALPHA, beta=BETA, gamma=GAMMA,
+    windows=None, thresholds=Thresholds(ALPHA, BETA), gamma=GAMMA,
   )  # fmt: skip
   return stored_weights.open_weights(
     store_lib.read_store(f"{path}/key_tokens"),
@@ -154,7 +154,7 @@ def test_weights_are_the_definition_of_their_form(make_store, form, thresholds):
   alpha, beta = thresholds
   path = make_store()
   store = store_lib.read_store(f"{path}/key_tokens")
-  weights = open_weights(path, form=form, alpha=alpha, beta=beta)
+  weights = open_weights(path, form=form, thresholds=Thresholds(*thresholds))
   values = set()
   for chunk in chunks_of_texts():
     keys = store.get(chunk.doc_id)
@@ -209,8 +209,7 @@ def test_batches_carry_the_weights_of_their_targets(
     packing=packing,
     epochs=1,
     key_tokens=make_store(),
-    short_len=8,
-    stride=4,
+    windows=Windows(8, 4),
   )
   pipeline = data.open_training_data(config, TOKENIZER)
   weights = open_weights(config.key_tokens)
@@ -255,19 +254,19 @@ def test_batches_carry_the_weights_of_their_targets(
     ),
     (
       {},
-      dict(short_len=16, stride=4),
+      dict(windows=Windows(16, 4)),
       "the key-token store was scored with other windows: short_len was 8 and "
       "is 16. Set the loss to the store's, or score again",
     ),
     (
       {},
-      dict(short_len=8, stride=8),
+      dict(windows=Windows(8, 8)),
       "the key-token store was scored with other windows: stride was 4 and is "
       "8. Set the loss to the store's, or score again",
     ),
     (
       dict(detail="keys"),
-      dict(alpha=1.0),
+      dict(thresholds=Thresholds(1.0, -2.0)),
       "the key-token store was made with alpha=2.0, beta=-2.0 and can't be "
       "read with alpha=1.0, beta=-2.0: it holds the log-probs of those key "
       "tokens only (detail=keys), so thresholds can rise but not fall. Use its "
@@ -318,7 +317,7 @@ def test_a_store_may_hold_more_and_other_windows_where_none_are_named(
 ):
   path = make_store()
   some = dict(list(hashes().items())[1:3])
-  open_weights(path, some, short_len=8, stride=4)
+  open_weights(path, some, windows=Windows(8, 4))
   open_weights(path, some)
 
 
@@ -330,5 +329,5 @@ def test_an_evaluator_that_finds_nothing_is_told_of(make_store, caplog):
   assert "% of the evaluator's tokens weigh more than 1" in caplog.text
   assert "plain cross-entropy" not in caplog.text
   with caplog.at_level("WARNING"):
-    open_weights(path, alpha=100.0)
+    open_weights(path, thresholds=Thresholds(100.0, BETA))
   assert "training with its weights is plain cross-entropy" in caplog.text

@@ -41,27 +41,72 @@ HARMLESS = {
 }
 
 
+# How to generate, which old checkpoints state beside the facts.
+_GENERATION = {
+  "bad_words_ids",
+  "diversity_penalty",
+  "do_sample",
+  "early_stopping",
+  "encoder_no_repeat_ngram_size",
+  "length_penalty",
+  "min_length",
+  "no_repeat_ngram_size",
+  "num_beam_groups",
+  "num_beams",
+  "num_return_sequences",
+  "output_scores",
+  "repetition_penalty",
+  "return_dict_in_generate",
+  "temperature",
+  "tf_legacy_loss",
+  "top_k",
+  "top_p",
+  "typical_p",
+}
+HARMLESS |= _GENERATION
+# What changes nothing with this value, and might with any other.
+NEUTRAL = {
+  "add_cross_attention": False,
+  "attention_bias": False,
+  "is_causal": True,
+  "is_encoder_decoder": False,
+  "lm_head_bias": False,
+  "mlp_bias": False,
+  "pruned_heads": {},
+  "qkv_bias": False,
+  "remove_invalid_values": False,
+  "rope_interleaved": False,
+  "tie_encoder_decoder": False,
+  "torchscript": False,
+  "use_bfloat16": False,
+  "use_bidirectional_attention": False,
+  "use_mrope": False,
+  "use_sliding_window": False,
+}
+
+
 def refuse_unknown(
   fields: Mapping[str, Any],
   known: Collection[str],
   neutral: Mapping[str, Any],
 ) -> None:
-  """Raises for fields that could change the numbers; one of "nothing" cannot.
+  """Raises for fields that could change the numbers, whatever their value.
 
   Args:
-    fields: of a config.json.
+    fields: of a config.json; null is as absent.
     known: fields that are read, or harmless.
-    neutral: field -> the one value that changes nothing.
+    neutral: field -> the one value that changes nothing, beside `NEUTRAL`.
 
   Raises:
     ValueError: naming the fields that are not understood, and their values.
   """
+  neutral = NEUTRAL | neutral
   unknown = sorted(
     name
     for name, value in fields.items()
     if name not in known
     and not name.startswith("_")
-    and value not in (None, False, "", [], {})
+    and value is not None
     and not (name in neutral and value == neutral[name])
   )
   if unknown:

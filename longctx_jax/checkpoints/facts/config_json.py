@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,6 +87,9 @@ def _read(fields: families.Fields) -> ModelConfig:
   if not family.partial_rotary and any(t.rotary_share != 1 for t in ropes):
     share = ropes[0].rotary_share
     raise ValueError(f"partial_rotary_factor={share} on a {name} model")
+  facts["max_position"] = rope_schema.read_context(
+    fields, ropes[0], aliases=family.rope_aliases
+  )
   if len(ropes) > 1:
     facts["rope_kinds"] = tuple(int(window > 0) for window in windows)
   if family.query_field:
@@ -124,6 +128,13 @@ def _read_facts(
   if missing:
     raise ValueError(f"missing {', '.join(sorted(missing))}")
   facts = {ours: fields[theirs] for ours, theirs in numbers.items()}
+  odd = [
+    f"{numbers[ours]}={value!r}"
+    for ours, value in facts.items()
+    if not isinstance(value, int | float) or not math.isfinite(value)
+  ]
+  if odd:
+    raise ValueError(f"{', '.join(odd)}: not a number")
   for ours, theirs in family.nullable.items():
     facts[ours] = fields[theirs] or 0.0
   for ours, theirs in family.flags.items():
@@ -139,6 +150,17 @@ def _read_activation(fields: families.Fields, name: str) -> str:
       f"{', '.join(_ACTIVATIONS)})"
     )
   return _ACTIVATIONS[value]
+
+
+def doubtful_context(fields: Mapping[str, Any]) -> str:
+  """What to say of a context that no field states for certain, or ""."""
+  if fields.get("model_type") == "gemma3":
+    fields = families.text_fields(fields)
+  family = families.FAMILIES[fields["model_type"]]
+  # Gemma 3 states its length after the stretch.
+  return (
+    "" if family.rope_per_layer_type else rope_schema.doubtful_context(fields)
+  )
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:

@@ -43,6 +43,12 @@ _NAMES = {
 }
 
 
+# transformers before 4.43, and the paper's EABF over 4.37, take exactly the
+# fields `type` and `factor` for these.
+_TWO_FIELDS = ("linear", "dynamic", "eabf")
+# Fields in which a config states the context of a linear table.
+_LENGTHS = ("max_sequence_length", "model_max_length")
+_ENDLESS = 1 << 30
 # Read into the attention factor.
 _SCALES = ("mscale", "mscale_all_dim")
 # What each type is made of; another field beside them is refused.
@@ -113,6 +119,60 @@ def read_ropes(
     _make(kind, {"rope_theta": missing_theta} | facts, max_position)
     for kind, facts in stated
   )
+
+
+def read_context(
+  fields: Fields,
+  table: RopeConfig,
+  *,
+  aliases: Mapping[str, str],
+) -> int:
+  """Longest context of the model: that of its table, not the stated one alone.
+
+  longrope: at least original x factor, where the factor is stated. linear:
+  another field that states a longer one; see `doubtful_context`. For the other
+  types see `RopeConfig.context`.
+
+  Args:
+    fields: of a config.json.
+    table: of the layers without a window.
+    aliases: other names of RoPE types.
+  """
+  stated = fields["max_position_embeddings"]
+  if table.rope_type == "longrope":
+    new = fields.get("rope_parameters") or {}
+    _, facts = _merge(new, LAYER_TYPES[0], fields, aliases)
+    factor = facts.get("factor") or 0
+    return max(stated, int(table.original_max_position * factor))
+  if table.rope_type == "linear":
+    return max(stated, *(_finite(fields.get(name)) for name in _LENGTHS))
+  return table.context(stated)
+
+
+def doubtful_context(fields: Fields) -> str:
+  """What to say of a linear table whose stretched length no field states; "".
+
+  The stated length may be the one before the stretch, or behind it.
+
+  Args:
+    fields: of a config.json that `read_ropes` can read.
+  """
+  new = fields.get("rope_parameters") or {}
+  kind, facts = _merge(new, LAYER_TYPES[0], fields, {})
+  if kind != "linear" or _finite(fields.get("max_sequence_length")):
+    return ""
+  stated = fields["max_position_embeddings"]
+  if _finite(fields.get("model_max_length")) > stated:
+    return ""
+  return (
+    f"RoPE is stretched x {facts['factor']:g}: if {stated:,} is the original "
+    f"length, give --max_length {int(stated * facts['factor'])}"
+  )
+
+
+def _finite(length: int | float | None) -> int:
+  """A length that is one: tokenizers write 1e30 for none."""
+  return int(length) if length and length < _ENDLESS else 0
 
 
 def _merge(
@@ -236,14 +296,23 @@ def write_ropes(
     }
   (table,) = ropes
   new = _parameters(table)
-  old = {
+  old = {"type": table.rope_type} | {
     name: value
     for name, value in new.items()
     if name not in ("rope_theta", "partial_rotary_factor")
   }
+  if table.rope_type in _TWO_FIELDS:
+    factor = table.factor or max_position / table.original_max_position
+    new["factor"] = factor
+    old = {"type": table.rope_type, "factor": factor}
   fields = {"rope_theta": table.theta, "rope_parameters": new}
+  if table.rope_type == "dynamic":
+    fields["max_position_embeddings"] = table.original_max_position
+  if table.rope_type == "linear":
+    fields["max_sequence_length"] = max_position
   if table.rotary_share != 1:
     fields["partial_rotary_factor"] = table.rotary_share
+  original_on_top |= table.rope_type == "eabf"
   if original_on_top and table.original_max_position:
     fields[_ORIGINAL] = table.original_max_position
   if original_on_top and table.rope_type == "longrope":

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from longctx_jax.checkpoints.gguf.facts import Fields
 from longctx_jax.checkpoints.gguf.tensors import GgufSource
+from longctx_jax.text import tokenizer_files
 
 _PREFIX = "tokenizer.ggml."
 # How Llama 3 and Qwen 2 split words; they differ in the length of numbers.
@@ -66,18 +67,44 @@ def load_tokenizer(source: GgufSource) -> tokenizers.Tokenizer:
     _add_specials(tokenizer, fields, tokens)
   except ValueError as error:
     raise ValueError(
-      f"{source.path}: {error}. Give a folder with the model's tokenizer files"
+      f"{source.path}: {error}. Put tokenizer.json, one of the model's "
+      "tokenizer files, beside it"
     ) from error
   return tokenizer
+
+
+def find_tokenizer(source: GgufSource) -> tokenizers.Tokenizer:
+  """The tokenizer inside a GGUF file, else the tokenizer.json beside it.
+
+  Raises:
+    ValueError: where the first cannot be rebuilt faithfully, and there is none
+      beside it or one of another vocabulary.
+  """
+  try:
+    return load_tokenizer(source)
+  except ValueError as error:
+    path = pathlib.Path(source.path).with_name("tokenizer.json")
+    if not path.is_file():
+      raise
+    beside = tokenizer_files.read(path)
+    for i, token in enumerate(_need(_fields(source), "tokens")):
+      # Rows that pad the embedding have a name in one of the two alone.
+      if beside.id_to_token(i) not in (token, None):
+        raise ValueError(
+          f"{path} is not the tokenizer of {source.path}: id {i} is "
+          f"{beside.id_to_token(i)!r} there and {token!r} in the file"
+        ) from error
+    logging.warning("%s: its tokenizer is read from %s", source.path, path)
+    return beside
 
 
 def save_tokenizer(source: GgufSource, folder: pathlib.Path) -> None:
   """Writes the tokenizer as the files that transformers' AutoTokenizer reads.
 
   Raises:
-    ValueError: see `load_tokenizer`.
+    ValueError: see `find_tokenizer`.
   """
-  load_tokenizer(source).save(str(folder / "tokenizer.json"))
+  find_tokenizer(source).save(str(folder / "tokenizer.json"))
   fields, settings = _fields(source), {}
   for name in ("bos", "eos", "unknown", "padding"):
     number = fields.get(f"{name}_token_id")

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Int
 
 from longctx_jax.experiments.retrieval import language as language_lib
 from longctx_jax.experiments.retrieval.language import Language
+from longctx_jax.paper.windows import Windows
 from longctx_jax.training import rows
 
 CLASSES = (
@@ -85,15 +86,13 @@ class Documents:
   def batch(
     self,
     *,
-    short_len: int = 0,
-    stride: int = 0,
+    windows: Windows | None = None,
     weights: np.ndarray | None = None,
   ) -> dict[str, np.ndarray]:
     """The documents as a training batch; see `rows.make_row`.
 
     Args:
-      short_len: the paper's K, ids; 0 plans no windows.
-      stride: the paper's d, ids.
+      windows: of the short contexts; None plans none.
       weights: float [B, T].
     """
     count, n = self.ids.shape
@@ -102,10 +101,8 @@ class Documents:
       "targets": self.ids[:, 1:],
       "loss_mask": np.ones((count, n - 1), np.float32),
     }
-    if short_len:
-      plan = rows.plan_row(
-        [n], seq_len=n - 1, short_len=short_len, stride=stride
-      )
+    if windows:
+      plan = rows.plan_row([n], seq_len=n - 1, windows=windows)
       batch |= {
         name: np.tile(values, (count, 1)) for name, values in plan.items()
       }

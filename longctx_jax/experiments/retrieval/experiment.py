@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 from flax import nnx
@@ -28,8 +29,8 @@ from longctx_jax.paper import contrast
 from longctx_jax.runtime import files, settings
 from longctx_jax.training import metrics, optimizer
 from longctx_jax.training import state as state_lib
+from longctx_jax.training.losses import LossConfig
 from longctx_jax.training.state import TrainState
-from longctx_jax.training.step import LossConfig
 
 _JUDGED_STEPS = 20
 # Arm -> which weights, and their floor.
@@ -158,10 +159,10 @@ class _Lab:
     seconds, rows, early = 0.0, [self._examine(passes, state, 0, 0.0)], []
     for step in range(1, total + 1):
       part = documents.take((step - 1) * size, step * size)
-      window = {}
-      if loss.weights == "live":
-        window = dict(short_len=loss.short_len, stride=loss.stride)
-      batch = part.batch(**window, weights=weigh(state.params, step, part))
+      batch = part.batch(
+        windows=loss.windows if loss.weights == "live" else None,
+        weights=weigh(state.params, step, part),
+      )
       compiled = passes.step(state, batch, loss=loss, rule=rule, total=total)
       before = time.process_time()
       state, sums = compiled(state, batch)
@@ -215,9 +216,10 @@ class _Lab:
       rng = np.random.default_rng(seed)
 
       def shuffled(params: nnx.State, step: int, part: Documents) -> np.ndarray:
-        long, short, mask = passes.contrast(params, part, loss)
-        weights = contrast.longce_weights(long, short, mask, gamma=gamma)
-        return rng.permutation(np.ravel(weights)).reshape(long.shape)
+        # As the live weights are computed: to the last bit.
+        found = map(jnp.asarray, passes.contrast(params, part, loss))
+        weights = contrast.longce_weights(*found, gamma=gamma)
+        return rng.permutation(np.ravel(weights)).reshape(weights.shape)
 
       return shuffled, 0.0
     if arm == "hard":
@@ -236,8 +238,6 @@ class _Lab:
     passes.contrast(evaluator.params, documents, loss)
     before = time.process_time()
     long, short, mask = passes.contrast(evaluator.params, documents, loss)
-    key = mask & np.asarray(
-      contrast.key_token_mask(long, short, alpha=loss.alpha, beta=loss.beta)
-    )
+    key = mask & contrast.key_token_mask(long, short, loss.thresholds)
     seconds = time.process_time() - before
     return np.where(key, loss.gamma, 1.0), seconds

@@ -15,9 +15,10 @@ from jaxtyping import Array, Bool, Float
 from longctx_jax.experiments.retrieval.data import Documents
 from longctx_jax.model import log_probs
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.paper.windows import Windows
 from longctx_jax.training import optimizer, program, step
+from longctx_jax.training.losses import LossConfig
 from longctx_jax.training.optimizer import OptimizerConfig
-from longctx_jax.training.step import LossConfig
 
 _BACKEND = "plain"  # At 256 positions the scores of all pairs are the fastest.
 # Documents that go through a pass at once.
@@ -101,8 +102,8 @@ class Passes:
       )
       return long, short, mask
 
-    window = dict(short_len=loss.short_len, stride=loss.stride)
-    return self._over(documents, ("contrast", loss), contrast, params, **window)
+    key = "contrast", loss
+    return self._over(documents, key, contrast, params, loss.windows)
 
   def _over(
     self,
@@ -110,13 +111,13 @@ class Passes:
     key: Any,
     function: Callable[..., Any],
     params: nnx.State,
-    **window: int,
+    windows: Windows | None = None,
   ) -> tuple[np.ndarray, ...]:
     """A pass over documents, some at a time, put together on the host."""
     outs = []
     for first in range(0, len(documents), _ROWS):
       part = documents.take(first, min(first + _ROWS, len(documents)))
-      batch = part.batch(**window)
+      batch = part.batch(windows=windows)
       outs.append(self._get(key, function, params, batch)(params, batch))
     return tuple(np.concatenate(part) for part in zip(*outs, strict=True))
 

@@ -22,8 +22,8 @@ from longctx_jax.experiments.retrieval.passes import Passes
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.training import checkpoint, optimizer
 from longctx_jax.training import state as state_lib
+from longctx_jax.training.losses import LossConfig
 from longctx_jax.training.optimizer import OptimizerConfig
-from longctx_jax.training.step import LossConfig
 
 _TEST_SEED = 77
 _PRETRAINING_TEST_SEED = 99
@@ -231,7 +231,7 @@ class Starts:
       documents = self._make(
         rng, count=data.batch_size, seq_len=data.seq_len, **kinds
       )
-      batch = documents.batch(short_len=loss.short_len, stride=loss.stride)
+      batch = documents.batch(windows=loss.windows)
       step = passes.step(
         state, batch, loss=loss, rule=rule, total=evaluator.steps
       )

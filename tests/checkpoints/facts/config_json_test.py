@@ -128,6 +128,13 @@ def test_old_and_new_schema_give_bit_equal_tables():
       dict(model_type="mistral", sliding_window=4, use_sliding_window=False),
       "sliding_window=4 beside use_sliding_window=false",
     ),
+    # Whatever the value: 0 and false are facts too.
+    (dict(use_rope=False), "use_rope=False"),
+    (dict(is_causal=False), "is_causal=False"),
+    (dict(residual_multiplier=0), "residual_multiplier=0"),
+    (dict(mlp_kinds=[]), r"mlp_kinds=\[\]"),
+    (dict(hidden_size="40"), "hidden_size='40': not a number"),
+    (dict(rms_norm_eps=float("nan")), "rms_norm_eps=nan: not a number"),
     (dict(model_type="qwen3"), "missing head_dim"),
     (dict(sliding_window=8), "sliding_window=8 on a llama model"),
     (dict(num_key_value_heads=3), "not a multiple"),
@@ -361,7 +368,13 @@ def test_an_override_changes_the_table_and_is_written():
   assert linear.rope == rope.RopeConfig("linear", 500000.0, factor=8.0)
   assert linear.max_position == 16384
   written = config_json.to_hf(linear)
-  assert written["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+  # Exactly these two: transformers before 4.43 takes no other.
+  assert written["rope_scaling"] == {"type": "linear", "factor": 8.0}
+  assert written["rope_parameters"] == {
+    "rope_type": "linear",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+  }
   assert config_json.from_hf(written, source="") == linear
   # Adjusted base frequency is a plain table, so that every reader has it.
   ntk = rope_override(llama3, rope_type="ntk", theta=2e6)
@@ -371,9 +384,11 @@ def test_an_override_changes_the_table_and_is_written():
   )
   assert yarn.rope.attention_factor == pytest.approx(1 + 0.1 * np.log(4))
   eabf = rope_override(
-    llama3, rope_type="eabf", theta=5e5, original_max_position=4096
+    llama3, rope_type="eabf", theta=5e5, original_max_position=512
   )
-  assert config_json.to_hf(eabf)["rope_scaling"]["rope_type"] == "eabf"
+  written = config_json.to_hf(eabf)
+  assert written["rope_scaling"] == {"type": "eabf", "factor": 4.0}
+  assert written["rope_parameters"]["factor"] == 4.0
   dynamic = rope_override(llama3, rope_type="dynamic", factor=2.0)
   for config in (ntk, yarn, eabf, dynamic):
     assert config_json.from_hf(config_json.to_hf(config), source="") == config

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.checks import refuses
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from longctx_jax.checkpoints import loading
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
 from longctx_jax.checkpoints.gguf.tensors import GgufSource
@@ -551,6 +552,28 @@ def test_an_unknown_pre_tokenizer_is_refused(tmp_path, rng):
   path = write_byte_level(tmp_path / "m.gguf", rng, "tekken")
   with refuses("'tekken' is not supported.*smollm.*tokenizer files"):
     load(path)
+
+
+def test_an_unknown_pre_tokenizer_is_read_from_beside(tmp_path, rng, caplog):
+  """Where the vocabulary is the file's own."""
+  known = write_byte_level(tmp_path / "known.gguf", rng, "qwen2")
+  own = load_tokenizer(GgufSource(known))
+  rng = np.random.default_rng(0)
+  path = write_byte_level(tmp_path / "m.gguf", rng, "tekken")
+  own.save(str(tmp_path / "tokenizer.json"))
+  found = loading.load_tokenizer(path)
+  text = "the cat's 12345\n"
+  ids = found.encode(text, add_special_tokens=False).ids.tolist()
+  assert ids == own.encode(text, add_special_tokens=False).ids
+  assert "its tokenizer is read from" in caplog.text
+  assert loading.load_model(path).tokenizer.fingerprint == found.fingerprint
+  facts = json.loads(own.to_str())
+  vocab = facts["model"]["vocab"]
+  vocab["Ga"], vocab["Gb"] = vocab.pop("a"), vocab.pop("b")
+  facts["model"]["merges"] = []
+  (tmp_path / "tokenizer.json").write_text(json.dumps(facts))
+  with refuses("tokenizer.json is not the tokenizer of .*m.gguf: id .* 'Ga'"):
+    loading.load_tokenizer(path)
 
 
 def test_a_token_that_occurs_twice_is_refused(tmp_path, rng):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from longctx_jax.experiments.retrieval import data
 from longctx_jax.experiments.retrieval.data import CLASSES
 from longctx_jax.experiments.retrieval.language import BOS, END, LINE, Language
+from longctx_jax.paper.windows import Windows
 from longctx_jax.training import rows
 
 WORDS = Language()
@@ -166,11 +167,11 @@ def test_values_are_summed_by_the_class_of_their_target():
 def test_a_batch_is_that_of_the_pipeline():
   documents = make(0)
   weights = np.random.default_rng(0).random((5, 256))
-  batch = documents.batch(short_len=64, stride=32, weights=weights)
+  batch = documents.batch(windows=Windows(64, 32), weights=weights)
   expected = rows.stack(
     [
       rows.make_row(
-        [ids], seq_len=256, packed=False, short_len=64, stride=32, weights=[w]
+        [ids], seq_len=256, packed=False, windows=Windows(64, 32), weights=[w]
       )
       for ids, w in zip(documents.ids, weights, strict=True)
     ]
