@@ -71,6 +71,13 @@ class Disk:
       and os.path.realpath(path).startswith(self._root)
     )
 
+  def end_process(self):
+    """Kills the process that runs."""
+    if self._kill:
+      self._kill()
+    self._process.is_dead = True
+    raise Killed
+
   def _write(self, partly=lambda: None):
     """Called before a write; `partly` does half of it."""
     process = self._process
@@ -83,10 +90,7 @@ class Disk:
       return
     if process.then is None:
       partly()
-      if self._kill:
-        self._kill()
-      process.is_dead = True
-      raise Killed
+      self.end_process()
     process.then()
 
   def _watched(self, function, place):

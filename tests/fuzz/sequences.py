@@ -55,12 +55,38 @@ class _Maker:
   def __init__(self, rng):
     self._rng = rng
     self._corpora = {name: list(docs) for name, docs in START.items()}
+    self._planned = []
 
   def make(self, length):
     steps = []
     while len(steps) < length:
+      if self._planned and self._chance(0.8):
+        steps.append(self._with_event(self._planned.pop(0)))
+        continue
+      if self._chance(0.1):
+        self._planned = self._several_hands()
       steps.append(self._next(steps))
     return steps
+
+  def _several_hands(self):
+    """A corpus that is scored in parts, which an evaluation takes together."""
+    if self._chance(0.5):
+      score = Step("score", {"workdir": "k0", "corpus": "A", "flush": True})
+      steps = [_with(score, shard=(i, 2)) for i in (0, 1)]
+      if self._chance(0.5):
+        steps = [_with(steps[0], at=self._place(), during=steps[1])]
+      return [*steps, self._evaluate("A", "k0")]
+    parts = {"k2": (0, 1), "k3": (1, 9)}
+    steps = [
+      Step("score", {"workdir": workdir, "corpus": "A", "rows": rows})
+      for workdir, rows in parts.items()
+    ]
+    merge = Step("merge", {"workdir": "k4", "sources": tuple(parts)})
+    return [*steps, merge, self._evaluate("A", "k4")]
+
+  def _place(self):
+    """A write or pass of a command, early ones more often."""
+    return min(int(self._rng.expovariate(1 / 12)) + 1, 60)
 
   def _next(self, steps):
     rng, commands = self._rng, [s for s in steps if s.verb in _COMMANDS]
@@ -86,9 +112,9 @@ class _Maker:
 
   def _with_event(self, step):
     """Kills it, interrupts it, or lets another command run during it."""
-    if not self._chance(0.35):
+    if "at" in step.options or not self._chance(0.35):
       return step
-    place = min(int(self._rng.expovariate(1 / 12)) + 1, 60)
+    place = self._place()
     kind = self._rng.choices(("kill", "interrupt", "during"), (6, 1, 2))[0]
     if kind == "kill":
       return _with(step, at=place)
@@ -168,11 +194,15 @@ class _Maker:
       options["limit"] = LIMIT
     if self._chance(0.15):
       options["overwrite"] = True
+    elif "rows" not in options and self._chance(0.1):
+      options["shard"] = self._rng.choice(((0, 2), (1, 2), (1, 3)))
+    elif "rows" not in options and self._chance(0.1):
+      options["prune"] = True
     if self._chance(0.4):
       options["flush"] = True
     return Step("score", options)
 
-  def _evaluate(self, corpus=None):
+  def _evaluate(self, corpus=None, keys=None):
     rng = self._rng
     corpus = corpus or rng.choice("AAB")
     options = {
@@ -183,6 +213,8 @@ class _Maker:
         0
       ],
     }
+    if keys:
+      options["keys"] = keys
     if self._chance(0.3):
       options["models"] = tuple(rng.sample(_MODELS, 2))
     if options["keys"] is None or self._chance(0.5):
@@ -195,6 +227,8 @@ class _Maker:
       options["limit"] = LIMIT
     if self._chance(0.2):
       options["per_token"] = True
+    if self._chance(0.1):
+      options["intersection"] = True
     if self._chance(0.15):
       options["overwrite"] = True
     return Step("evaluate", options)
@@ -215,7 +249,7 @@ _VERBS = {
   "write_corpus": 5, "set_weights": 1, "write_slices": 1, "damage": 0.5,
   "score": 6, "evaluate": 7, "compare": 1, "html": 1,
 }  # fmt: skip
-_COMMANDS = ("score", "evaluate", "compare", "html")
+_COMMANDS = ("score", "merge", "evaluate", "compare", "html")
 
 
 def _with(step, **options):
@@ -322,5 +356,6 @@ def _simpler(step):
 
 _OPTIONAL = (
   "evaluator", "thresholds", "rows", "detail", "limit", "overwrite", "flush",
-  "per_token", "at", "interrupt_at", "during",
+  "per_token", "at", "interrupt_at", "during", "shard", "prune",
+  "intersection",
 )  # fmt: skip

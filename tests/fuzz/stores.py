@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from fuzz import truth
 from fuzz.faults import words
@@ -12,6 +13,7 @@ from longctx_jax.key_tokens import store as store_lib
 
 # Of the tiny models: what a store states where nothing is cut.
 _NO_LIMIT = 4096
+_PART = ".parquet"
 
 
 def sha256(text):
@@ -98,6 +100,24 @@ def check(workdir, *, is_fragile, wrong):
     rules = held.seed, *held.thresholds, held.limit
     _check_row(row, truth.keys(_BY_HASH[row.text_sha256], *rules), held, wrong)
   return held.hashes
+
+
+def check_files(workdir, hashes, wrong):
+  """That tools which read the folder alone see the store's rows, each once."""
+  folder = workdir / "key_tokens"
+  if odd := [path.name for path in folder.iterdir() if path.suffix != _PART]:
+    wrong("key_tokens/ holds more than Parquet files", odd)
+  rows = [
+    row
+    for path in folder.glob(f"*{_PART}")
+    for row in pq.read_table(
+      path, columns=["doc_id", "text_sha256"]
+    ).to_pylist()
+  ]
+  found = sorted((row["doc_id"], row["text_sha256"]) for row in rows)
+  if found != sorted(hashes.items()):
+    detail = f"{[doc_id for doc_id, _ in found]}, and are {sorted(hashes)}"
+    wrong("the files hold other rows than the store", detail)
 
 
 def _check_row(row, expected, held, wrong):

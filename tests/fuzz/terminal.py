@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 
+import filelock
 import numpy as np
 import pyarrow.parquet as pq
 from absl import flags
@@ -55,6 +56,7 @@ class Terminal:
     monkeypatch.setattr(scorer_lib.Scorer, "_call", self._call())
     monkeypatch.setattr(loading, "load_model", self._load_model())
     monkeypatch.setattr(pq, "write_table", self._write_table())
+    monkeypatch.setattr(filelock.BaseFileLock, "acquire", self._acquire())
     disk.watch(monkeypatch)
 
   def run(self, *argv, at=0, then=None, interrupt_at=0):
@@ -118,6 +120,21 @@ class Terminal:
       return dataclasses.replace(kept[key], name=str(path))
 
     return load_model
+
+  def _acquire(self):
+    acquire = filelock.BaseFileLock.acquire
+
+    def acquire_now(lock, timeout=None, **options):
+      waits = (lock.timeout if timeout is None else timeout) < 0
+      try:
+        return acquire(lock, 0 if waits else timeout, **options)
+      except filelock.Timeout:
+        if waits:
+          # For the process around it, and so for ever.
+          self._disk.end_process()
+        raise
+
+    return acquire_now
 
   def _write_table(self):
     write_table = pq.write_table

@@ -204,8 +204,18 @@ class Facts:
     )
 
   def alike(self):
-    """What two models must share to be compared."""
-    return dataclasses.replace(self, model=0, limit=None)
+    """What two models must share to be compared; the order is none of it."""
+    spans = self.spans or ((),) * len(self.documents)
+    documents = sorted(
+      zip(self.documents, spans, strict=True), key=lambda pair: pair[0][0]
+    )
+    rules = self.evaluator, self.alpha, self.beta, self.evaluator_limit
+    return tuple(documents), rules
+
+
+def is_readable(text):
+  """Whether a text has a token to score."""
+  return not _unread(text)
 
 
 def _unread(text):

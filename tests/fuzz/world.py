@@ -118,52 +118,90 @@ class World:
 
   def score(
     self, workdir, corpus, evaluator="m0", thresholds=THRESHOLDS[0], rows=None,
-    detail="tokens", limit=None, overwrite=False, flush=False, **event,
+    shard=None, detail="tokens", limit=None, overwrite=False, prune=False,
+    flush=False, **event,
   ):  # fmt: skip
     """scripts/score.py; `flush` writes each document at once."""
     documents = self._documents(corpus)
+    if rows:
+      documents = documents[slice(*rows)]
+    if shard:
+      documents = documents[shard[0] :: shard[1]]
     excuse = rules.of_scoring(
       stores.read(self.root / workdir), documents, seed=self.weights[evaluator],
-      thresholds=thresholds, detail=detail, limit=limit, rows=rows,
+      thresholds=thresholds, detail=detail, limit=limit, prune=prune,
       overwrite=overwrite, is_fragile=workdir in self._fragile,
+      is_part=bool(rows or shard),
     )  # fmt: skip
-    entered = self._enter(workdir)
+    entered = self._enter(workdir, shard)
     self._hold(workdir, overwrite)
     done = self._terminal.run(
       "scripts/score.py", "--model", self.root / evaluator,
       "--data", self.root / f"{corpus}.jsonl", "--workdir", self.root / workdir,
       *WINDOWS, *_thresholds(thresholds), "--detail", detail,
       *([f"--row_range={rows[0]}:{rows[1]}"] if rows else []),
+      *([f"--shard={shard[0]}/{shard[1]}"] if shard else []),
       *([f"--max_length={limit}"] if limit else []),
       *(["--overwrite"] if overwrite else []),
+      *(["--prune"] if prune else []),
       *(["--config.scoring.flush_seconds=0"] if flush else []),
       **event,
     )  # fmt: skip
-    excuse = excuse or self._leave(workdir, entered)
-    self._after_scoring(workdir, documents, rows, done)
+    excuse = excuse or self._leave(workdir, shard, entered)
+    self._after_scoring(workdir, documents, done, prune)
     self._check_end(done, "score", excuse)
+    return done
+
+  def merge(self, workdir, sources, **event):
+    """scripts/data.py merge."""
+    held = [stores.read(self.root / source) for source in sources]
+    excuse = rules.of_merging(
+      held,
+      self._fragile & {workdir, *sources},
+      stores.read(self.root / workdir),
+    )
+    entered = self._enter(workdir)
+    done = self._terminal.run(
+      "scripts/data.py", "merge", *(self.root / source for source in sources),
+      "--output", self.root / workdir, **event,
+    )  # fmt: skip
+    excuse = excuse or self._leave(workdir, None, entered)
+    if done.status == KILLED:
+      self._fragile.add(workdir)
+    found = self.check_store(workdir)
+    self._check_end(done, "merge", excuse)
+    if done.status == 0 and found is not None:
+      missing = [d for one in held for d in one.hashes if d not in found]
+      if missing:
+        self._wrong("merge: status 0, and documents are missing", missing)
     return done
 
   def evaluate(
     self, workdir, corpus, models, keys=None, evaluator="m0", thresholds=None,
-    limit=None, per_token=False, overwrite=False, **event,
+    limit=None, per_token=False, overwrite=False, intersection=False, **event,
   ):  # fmt: skip
     """scripts/eval.py; `keys` is a workdir, "slices", or None: scores first."""
     documents = self._documents(corpus)
     source = self.root / (keys or workdir)
-    held = stores.read(source)
-    excuse, key_facts = rules.of_evaluation(
-      held, documents, keys, seed=self.weights[evaluator],
-      thresholds=thresholds, limit=limit, overwrite=overwrite,
-      is_fragile=(keys or workdir) in self._fragile, slices=self.slices,
-    )  # fmt: skip
-    made = {
-      name: (
-        Facts(documents, model=self.weights[name], limit=limit, **key_facts),
-        per_token,
-      )
-      for name in (models if key_facts else ())
-    }
+
+    def rules_now():
+      return rules.of_evaluation(
+        stores.read(source), documents, keys, seed=self.weights[evaluator],
+        thresholds=thresholds, limit=limit, overwrite=overwrite,
+        is_fragile=(keys or workdir) in self._fragile, slices=self.slices,
+        intersection=intersection,
+      )  # fmt: skip
+
+    excuse, key_facts = rules_now()
+    weights = {name: self.weights[name] for name in models}
+
+    def made_of(key_facts):
+      return {
+        name: (Facts(model=seed, limit=limit, **key_facts), per_token)
+        for name, seed in (weights.items() if key_facts else ())
+      }
+
+    made = made_of(key_facts)
     before = dict(self._expected), dict(self._ledgers)
     for name, facts in made.items():
       place = workdir, name
@@ -186,11 +224,19 @@ class World:
       *([f"--max_length={limit}"] if limit else []),
       *(["--per_token"] if per_token else []),
       *(["--overwrite"] if overwrite else []),
+      *(["--intersection"] if intersection else []),
       **event,
     )  # fmt: skip
-    excuse = excuse or self._leave(workdir, entered)
+    excuse = excuse or self._leave(workdir, None, entered)
     if keys is None:
-      self._after_scoring(workdir, documents, None, done)
+      self._after_scoring(workdir, documents, done)
+    elif "then" in event and rules_now()[1] != key_facts:
+      # Another command made the store anew: both states are true.
+      excuse = excuse or "key tokens that change"
+      for name, facts in made_of(rules_now()[1]).items():
+        place = workdir, name
+        self._expected[place] = [*self._expected.get(place, []), facts]
+        self._ledgers[place] = self._ledgers.get(place, set()) | {facts}
     self._settle(workdir, made, done, before)
     found = self._check_results(workdir)
     self._check_end(done, "eval", excuse)
@@ -200,15 +246,16 @@ class World:
       for name in made:
         if not (self.root / workdir / "results" / f"{name}.json").exists():
           self._wrong("eval: status 0, and a model has no result", name)
-      named = {line.split()[0] for line in done.out.splitlines() if line}
-      if keys in (None, "slices") or held.is_full(key_facts):
+      held = stores.read(source)
+      if self.fresh and (keys == "slices" or held.is_full(key_facts)):
         self._compare_with_fresh(workdir, found, made)
+      named = {line.split()[0] for line in done.out.splitlines() if line}
       beside = {name: facts for name, facts in found.items() if name in named}
       results.check_alike(beside, "eval's table", self._wrong)
     return done
 
   def _compare_with_fresh(self, workdir, found, made):
-    for name in made.keys() & found.keys() if self.fresh else ():
+    for name in made.keys() & found.keys():
       path = self.root / workdir / "results" / f"{name}.json"
       if field := self.fresh.difference(path, found[name]):
         self._wrong(f"not what a fresh run says: {field}", name)
@@ -252,24 +299,25 @@ class World:
   def _documents(self, corpus):
     return tuple((d, text_of(text)) for d, text in self.corpora[corpus])
 
-  def _enter(self, workdir):
+  def _enter(self, workdir, shard=None):
     """Begins to write to a workdir; hand the result to `_leave`."""
-    self._open.append(workdir)
-    return len(self._closed), self._open.count(workdir) > 1
+    is_second = any(_meet(one, (workdir, shard)) for one in self._open)
+    self._open.append((workdir, shard))
+    return len(self._closed), is_second
 
-  def _leave(self, workdir, entered):
+  def _leave(self, workdir, shard, entered):
     """Ends it; why the command may have been refused, or ""."""
     n_closed, is_second = entered
     self._open.pop()
-    others = self._closed[n_closed:]
-    self._closed.append(workdir)
-    return "two at once" if is_second or workdir in others else ""
+    met = any(_meet(one, (workdir, shard)) for one in self._closed[n_closed:])
+    self._closed.append((workdir, shard))
+    return "two at once" if is_second or met else ""
 
   def _hold(self, workdir, overwrite):
     held = None if overwrite else stores.read(self.root / workdir)
     self._held[workdir] = held.hashes if held else {}
 
-  def _after_scoring(self, workdir, documents, rows, done):
+  def _after_scoring(self, workdir, documents, done, prune=False):
     if done.status == KILLED:
       self._fragile.add(workdir)
     elif done.status == 0:
@@ -277,12 +325,12 @@ class World:
     found = self.check_store(workdir)
     if found is None:
       return
-    documents = documents[slice(*rows)] if rows else documents
     now = {doc_id: stores.sha256(text) for doc_id, text in documents}
     lost = [
       doc_id
       for doc_id, sha256 in self._held[workdir].items()
-      if doc_id not in found and (doc_id not in now or now[doc_id] == sha256)
+      if doc_id not in found
+      and (not prune if doc_id not in now else now[doc_id] == sha256)
     ]
     if lost:
       self._wrong("score: a stored document is lost", lost)
@@ -295,6 +343,10 @@ class World:
       missing = [d for d in now if found.get(d) != now[d]]
       if missing:
         self._wrong("score: status 0, and documents are missing", missing)
+      if prune and found.keys() - now.keys():
+        self._wrong("score: status 0, and documents are not pruned")
+      if not self._open:
+        stores.check_files(self.root / workdir, found, self._wrong)
 
   def _settle(self, workdir, made, done, before):
     """What results and ledgers may hold after a command."""
@@ -338,6 +390,16 @@ class World:
       self._wrong(f"{what}: {words(last)}", done.err[-600:])
     elif not excuse:
       self._wrong(f"{what} is refused: {words(last)}", last)
+
+
+def _meet(one, other):
+  """Whether two (workdir, shard) may not be at work at once."""
+  (place, shard), (other_place, other_shard) = one, other
+  if place != other_place:
+    return False
+  if shard is None or other_shard is None:
+    return True
+  return shard[1] != other_shard[1] or shard[0] == other_shard[0]
 
 
 def _thresholds(thresholds):
