@@ -90,7 +90,7 @@ def test_parameters_of_another_model_are_refused(tmp_path, mesh):
   text = (target / "config.json").read_text()
   assert '"intermediate_size": 56' in text
   (target / "config.json").write_text(text.replace(": 56", ": 48"))
-  message = r"up_proj.kernel is \[3, 40, 56\], not \[3, 40, 48\]"
+  message = r"up_proj.kernel was \[3, 40, 56\] and is \[3, 40, 48\]"
   with pytest.raises(ValueError, match=message):
     loading.load_model(target, mesh=mesh)
 
