@@ -26,4 +26,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main, before=lambda: commands.hand_over(_CONFIG.value))
+  commands.run(main)

@@ -4,7 +4,8 @@ r"""Fine-tunes a model with LongCE, or CE, to a longer context.
   python scripts/train.py --config configs/smollm2_135m.py:train \
     --data my.txt --workdir runs/smollm2
 
-The same command goes on where a run was stopped. Weights from an evaluator:
+The same command goes on where a run was stopped; with --restart_at STEP, from
+that checkpoint with a new optimizer. Weights from an evaluator:
 score the documents with scripts/score.py --chunk_len SEQ_LEN, and name its
 workdir by --key_tokens.
 """
@@ -26,13 +27,8 @@ _KEYS = flags.DEFINE_string("key_tokens", None, "scored workdir: weights")
 _JOIN = flags.DEFINE_string(
   "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
 )
+_RESTART = flags.DEFINE_integer("restart_at", None, "step of a checkpoint")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
-
-
-def before():
-  """A config of another program goes to its script; processes meet."""
-  commands.hand_over(_CONFIG.value)
-  processes.join(_JOIN.value)
 
 
 def main():
@@ -46,7 +42,12 @@ def main():
   }
   config = commands.override(_CONFIG.value, values)
   workdir = _WORKDIR.value
-  run.train(config, workdir=workdir, overwrite=_OVERWRITE.value)
+  run.train(
+    config,
+    workdir=workdir,
+    overwrite=_OVERWRITE.value,
+    restart_at=_RESTART.value,
+  )
   print(
     f"next: python scripts/eval.py --model {workdir}/export --keys KEYS "
     "--data DOCUMENTS"
@@ -54,4 +55,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main, before=before)
+  commands.run(main, before=lambda: processes.join(_JOIN.value))

@@ -150,7 +150,7 @@ def test_every_field_is_read_by_the_package(monkeypatch):
     for path in (ROOT / "longctx_jax").rglob("*.py")
     if path.stem != "commands"
   )
-  source += "config.program"  # What `commands.hand_over` reads.
+  source += "config.program"  # What `commands` reads.
   # Handed on as a whole, to a dataclass that knows each field.
   whole = r"(dict\(|\*\*)(self\._)?config\.{block}\b|config\.{block}\.items"
   for path in PATHS:

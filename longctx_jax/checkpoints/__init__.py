@@ -6,6 +6,7 @@ Doors, for other rooms:
   export: parameters back to a Hugging Face folder
   convert: between formats, and whether the logits are the same
   weights: parameters from any source of tensors, checked on the way
+  step_folder: a checkpoint in the middle of a training run
   tensor_map: which tensors a parameter comes from
   facts.config_json: config.json to `ModelConfig` and back
   gguf.tensors: the tensors and facts of a GGUF file
@@ -25,6 +26,7 @@ __all__ = [
   "export",
   "convert",
   "weights",
+  "step_folder",
   "tensor_map",
   "facts.config_json",
   "gguf.tensors",

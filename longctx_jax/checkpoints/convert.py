@@ -10,9 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from longctx_jax.checkpoints import export, hub, loading, orbax_folder, weights
+from longctx_jax.checkpoints import (
+  export,
+  hub,
+  loading,
+  orbax_folder,
+  step_folder,
+  weights,
+)
 from longctx_jax.model import sharding
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.runtime import failures
 
 FORMATS = ("hf", "orbax")
 DTYPES = ("", "float32", "bfloat16", "float16")
@@ -85,11 +93,11 @@ def convert(
   host one by one; to and from Orbax's, all parameters lie on the devices.
 
   Args:
-    source: folder, .gguf file or hub id.
+    source: see `loading.load_model`.
     target: folder, which must not exist or be empty.
     fmt: one of `FORMATS`.
     dtype: one of `DTYPES`; "" is the stored one, float32 where tensors differ
-      or are quantised.
+      or are quantised, and of a training step that of the run's export.
     max_shard_bytes: size of a safetensors file.
     allow_missing: see `weights.CheckedSource`.
 
@@ -101,18 +109,25 @@ def convert(
     raise ValueError(f"format={fmt!r} is not one of {FORMATS}")
   check_dtype(dtype, field="dtype")
   origin, _ = hub.resolve(source)
-  from_orbax = orbax_folder.is_orbax(origin)
-  if from_orbax:
+  on_devices = True
+  if orbax_folder.is_orbax(origin):
     dtype = dtype or orbax_folder.read_record(origin)["dtype"]
+  elif step_folder.is_step(origin):
+    dtype = dtype or step_folder.export_dtype(origin)
   else:
+    on_devices = fmt == "orbax"
     tensors = loading.open_source(origin)
     dtype = dtype or _STORED[tensors.weight_format]
-  if from_orbax or fmt == "orbax":
+  if on_devices:
     model = loading.load_model(
       source, dtype=jnp.dtype(dtype), allow_missing=allow_missing
     )
     write_model(
-      model, target, fmt=fmt, origin=origin, max_shard_bytes=max_shard_bytes
+      model,
+      target,
+      fmt=fmt,
+      origin=loading.facts_folder(origin),
+      max_shard_bytes=max_shard_bytes,
     )
     return
   config = loading.read_config(tensors, name=source)
@@ -178,7 +193,10 @@ def verify(model: LoadedModel, reference: str) -> Verification:
   Raises:
     ValueError: where the file holds something else.
   """
-  with np.load(reference) as stored:
+  with open(reference, "rb") as file:
+    if file.read(2) != b"PK":
+      raise ValueError(f"{reference} is no .npz file of NumPy")
+  with failures.reading(reference), np.load(reference) as stored:
     lacking = {"input_ids", "logits"} - set(stored.files)
     if lacking:
       raise ValueError(f"{reference}: no {' and no '.join(sorted(lacking))}")

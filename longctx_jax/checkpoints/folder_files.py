@@ -19,6 +19,10 @@ from longctx_jax.text import tokenizer_files
 
 # Facts for generation, which `ModelConfig` does not hold.
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# The longest context in config.json, and where other files repeat it.
+_LENGTH = "max_position_embeddings"
+_LENGTHS = ("model_max_length", "max_length")
+_REPEATING = ("tokenizer_config.json", "generation_config.json")
 
 
 def config_fields(
@@ -84,6 +88,31 @@ def write_beside_weights(
   patterns = (*tokenizer_files.PATTERNS, "generation_config.json")
   for path in tokenizer_files.find(origin, patterns):
     shutil.copyfile(path, folder / path.name)
+  _restate(folder, fields, _origin_fields(origin))
+
+
+def _restate(
+  folder: pathlib.Path, fields: dict[str, Any], before: dict[str, Any]
+) -> None:
+  """Corrects what copied files repeat of a config.json that has changed."""
+  now, was = (
+    facts[_LENGTH] if _LENGTH in facts else 0 for facts in (fields, before)
+  )
+  for name in _REPEATING:
+    path = folder / name
+    if not path.is_file():
+      continue
+    stated = json.loads(path.read_text())
+    corrected = {
+      field: now if field in _LENGTHS and value == was else value
+      for field, value in stated.items()
+    }
+    if fields.get("sliding_window") != before.get("sliding_window"):
+      # A kind of cache for layers that see a window.
+      corrected.pop("cache_implementation", None)
+    if corrected != stated:
+      text = json.dumps(corrected, indent=2, ensure_ascii=False)
+      path.write_text(text + "\n")
 
 
 def require_free(folder: pathlib.Path) -> None:

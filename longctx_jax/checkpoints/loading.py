@@ -9,7 +9,14 @@ import jax.numpy as jnp
 from absl import logging
 from jax.typing import DTypeLike
 
-from longctx_jax.checkpoints import hf_folder, hub, orbax_folder, weights
+from longctx_jax.checkpoints import (
+  export,
+  hf_folder,
+  hub,
+  orbax_folder,
+  step_folder,
+  weights,
+)
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.checkpoints.gguf import tensors
 from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
@@ -33,7 +40,8 @@ def load_model(
 
   Args:
     path: a Hugging Face folder, a folder that scripts/convert.py wrote in
-      Orbax's format, a .gguf file, or a hub id.
+      Orbax's format, a .gguf file, a hub id, or the checkpoint of a training
+      step (W/checkpoints/100).
     mesh: default: all devices on the `fsdp` axis.
     dtype: of the parameters and activations; default: `defaults.dtype`.
       Log-probs are float32 in any case.
@@ -44,6 +52,15 @@ def load_model(
     FileNotFoundError: where there is no such path, or a file of it is missing.
     ValueError: for a checkpoint that cannot be read faithfully; see
       `config_json.from_hf` and `weights.load_parameters`.
+
+  >>> import tempfile
+  >>> from longctx_jax import testing
+  >>> source = testing.RandomSource(testing.tiny_config(), seed=0)
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   source.save(f"{folder}/tiny")
+  ...   model = load_model(f"{folder}/tiny")
+  >>> model.config.num_layers
+  2
   """
   name = str(path)
   folder, revision = hub.resolve(name)
@@ -59,6 +76,16 @@ def load_model(
       loaded = orbax_folder.load_parameters(folder, config, **kwargs)
     revision, digest = record["revision"], record["checksum"]
     weight_format = f"orbax {record['dtype']}"
+  elif step_folder.is_step(folder):
+    config = step_folder.read_config(folder)
+    tokenizer = _tokenizer(facts_folder(folder), name, config)
+    with heartbeat(name):
+      # As stored, so that the identity doesn't depend on how it is loaded.
+      graphdef, params = step_folder.load_parameters(folder, config, mesh=mesh)
+      digest = weights.checksum(export.ParameterSource(params, config))
+    graphdef, _ = parameters.abstract_model(config, dtype)
+    loaded = graphdef, jax.tree.map(lambda x: x.astype(dtype), params)
+    weight_format = "checkpoint float32"
   else:
     source = open_source(folder)
     config = read_config(source, name=name)
@@ -100,6 +127,8 @@ def describe_model(
   folder, revision = hub.resolve(name)
   if orbax_folder.is_orbax(folder):
     config = orbax_folder.read_config(folder)
+  elif step_folder.is_step(folder):
+    config = step_folder.read_config(folder)
   else:
     config = read_config(open_source(folder), name=name)
   graphdef, params = parameters.abstract_model(config, jnp.dtype(dtype))
@@ -108,12 +137,36 @@ def describe_model(
     graphdef=graphdef,
     params=params,
     config=config,
-    tokenizer=_tokenizer(folder, name, config),
+    tokenizer=_tokenizer(facts_folder(folder), name, config),
     mesh=mesh,
     checksum="",
     revision=revision,
     weight_format="",
   )
+
+
+def stored_checksum(path: str | pathlib.Path) -> str:
+  """The identity of the weights that `load_model` would load.
+
+  Raises:
+    FileNotFoundError, ValueError: see `load_model`.
+  """
+  folder, _ = hub.resolve(str(path))
+  if orbax_folder.is_orbax(folder):
+    return orbax_folder.read_record(folder)["checksum"]
+  if step_folder.is_step(folder):
+    return load_model(path, dtype=jnp.float32).checksum
+  return weights.checksum(open_source(folder))
+
+
+def facts_folder(folder: pathlib.Path) -> pathlib.Path:
+  """Where config and tokenizer of a model lie: as a rule with the weights.
+
+  Raises:
+    FileNotFoundError: see `step_folder.facts_folder`.
+  """
+  is_step = step_folder.is_step(folder)
+  return step_folder.facts_folder(folder) if is_step else folder
 
 
 def open_source(path: pathlib.Path) -> TensorSource:
@@ -163,7 +216,8 @@ def load_tokenizer(path: str | pathlib.Path) -> TextTokenizer:
     ValueError: for a GGUF vocabulary that cannot be read faithfully.
   """
   name = str(path)
-  return _read_tokenizer(hub.resolve(name, weights=False)[0], name)
+  folder, _ = hub.resolve(name, weights=False)
+  return _read_tokenizer(facts_folder(folder), name)
 
 
 def _read_tokenizer(folder: pathlib.Path, name: str) -> TextTokenizer:

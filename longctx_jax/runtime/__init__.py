@@ -7,6 +7,7 @@ Doors, for other rooms:
   progress: usage, speed, time left, a heartbeat
   shards: which part of the work is whose
   processes: several processes as one program; SIGTERM
+  device: what a script runs on
   machine: what Linux, macOS and Windows do not share
   urls: places with a scheme, as gs://bucket/file
   failures: what went wrong outside of the program, as a sentence
@@ -14,5 +15,6 @@ Doors, for other rooms:
 
 __all__ = [
   "files", "foreign_files", "settings", "progress", "shards", "processes",
+  "device",
   "machine", "urls", "failures",
 ]  # fmt: skip

@@ -55,35 +55,44 @@ def join(text: str, *, timeout: int = 300) -> None:
     ) from error
 
 
-# What a shell reports of a program that SIGTERM ended.
-STATUS = 128 + signal.SIGTERM
+def meet(name: str) -> None:
+  """Waits until all processes are here; `name` is for the message."""
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(name)
 
 
 class Preemption:
-  """Listens for SIGTERM while it is open.
+  """Listens for SIGTERM and Ctrl-C while it is open.
 
-  Clouds send it half a minute before they take a machine. Of several
+  Clouds send SIGTERM half a minute before they take a machine. Of several
   processes any may get it; JAX listens in each, and all agree on the step
-  after which they end.
+  after which they end. A second Ctrl-C ends at once.
+
+  Attributes:
+    status: what a shell reports of a program that the signal ended.
   """
 
   def __enter__(self) -> Preemption:
     """Starts to listen, where Python lets it: in the main thread."""
     self._told = False
+    self.status = 128 + signal.SIGTERM
     self._several = jax.process_count() > 1
     in_main = threading.current_thread() is threading.main_thread()
-    self._listens = in_main and not self._several
-    if self._listens:
-      self._before = signal.signal(signal.SIGTERM, self._hear)
+    self._before = {}
+    if in_main and not self._several:
+      for number in (signal.SIGTERM, signal.SIGINT):
+        self._before[number] = signal.signal(number, self._hear)
     return self
 
   def __exit__(self, *error: object) -> None:
-    """Gives the signal back."""
-    if self._listens:
-      signal.signal(signal.SIGTERM, self._before)
+    """Gives the signals back."""
+    for number, handler in self._before.items():
+      signal.signal(number, handler)
 
   def _hear(self, number: int, frame: FrameType | None) -> None:
-    self._told = True
+    self._told, self.status = True, 128 + number
+    if number == signal.SIGINT:
+      signal.signal(number, self._before[number])
 
   def is_due(self, step: int) -> bool:
     """Whether the run is to end after this step; call it after each."""

@@ -33,11 +33,24 @@ FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
 _DOCUMENTS = b"longctx_jax.documents"
 _KEY_DIGITS = 16
+# Columns that caches of before lack.
+_DESCRIBED = ("largest", "bos_count")
 # Ids of a part: what a killed run tokenises again, some seconds' worth.
 _PART_IDS = 4 << 20
 _LOG_SECONDS = 10.0
 # Grain wants random access, so every record is compressed by itself.
 _WRITER_OPTIONS = "group_size:1,zstd:3"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Pending:
+  """A chunk to be written; `document_length`: ids of its whole document."""
+
+  chunk: Chunk
+  document_length: int
+  largest: int
+  bos_count: int
+  ids_sha256: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,16 +62,23 @@ class TokenCache:
     key: digest of all that determines them.
     doc_ids: ids of the chunks, "<document>#<number>".
     hashes: SHA-256 of the chunks' texts; "" where they have none.
+    digests: SHA-256 of what each chunk holds: its text, else its ids.
     lengths: ids of each chunk, int64 [C].
     document_lengths: ids of the chunk's whole document, int64 [C].
+    largest: largest id of each chunk, int64 [C].
+    bos_counts: BOS in the text of each chunk, int64 [C]: ids that are the one
+      which the tokenizer puts first, but not there.
   """
 
   folder: pathlib.Path
   key: str
   doc_ids: list[str] = dataclasses.field(repr=False)
   hashes: list[str] = dataclasses.field(repr=False)
+  digests: list[str] = dataclasses.field(repr=False)
   lengths: np.ndarray = dataclasses.field(repr=False)
   document_lengths: np.ndarray = dataclasses.field(repr=False)
+  largest: np.ndarray = dataclasses.field(repr=False)
+  bos_counts: np.ndarray = dataclasses.field(repr=False)
   _records: Any = dataclasses.field(repr=False)
 
   def __len__(self) -> int:
@@ -110,7 +130,7 @@ def open_cache(
     with files.locked(folder / "lock", doing="writing", wait=True):
       if not (folder / _MANIFEST).exists():
         _build(folder, facts, corpus, tokenizer, chunk_len)
-  return _read(folder, key)
+  return _read(folder, key, tokenizer.leading_bos if tokenizer else None)
 
 
 def _build(
@@ -125,14 +145,18 @@ def _build(
   done = _documents(parts[-1]) if parts else 0
   if done:
     logging.info("tokenise: %s documents are there already", f"{done:,}")
-  pending: list[tuple[Chunk, int]] = []
+  bos = tokenizer.leading_bos if tokenizer else None
+  pending: list[_Pending] = []
   held, ids, start = 0, 0, time.monotonic()
   last_log = start
   for document in itertools.islice(corpus, done, None):
     done += 1
     found = _chunks_of(document, tokenizer, chunk_len)
     total = sum(len(chunk.ids) for chunk in found)
-    pending += ((chunk, total) for chunk in found)
+    pending += (
+      _Pending(chunk, total, **_describe(chunk.doc_id, chunk.ids, bos))
+      for chunk in found
+    )
     held, ids = held + total, ids + total
     if held >= _PART_IDS:
       _write_part(folder, len(parts), pending, done)
@@ -175,32 +199,45 @@ def _chunks_of(
 def _write_part(
   folder: pathlib.Path,
   number: int,
-  pending: list[tuple[Chunk, int]],
+  pending: list[_Pending],
   documents: int,
 ) -> None:
-  """Writes chunks, each with the ids of its document, as a part."""
   # Imported where used: it defines command line flags.
   from array_record.python import array_record_module
 
   path = folder / f"part-{number:05d}.array_record"
   with files.appearing(path) as file:
     writer = array_record_module.ArrayRecordWriter(file.name, _WRITER_OPTIONS)
-    for chunk, _ in pending:
-      writer.write(_encode(chunk))
+    for one in pending:
+      writer.write(_encode(one.chunk))
     writer.close()
   table = pa.table(
     {
-      "doc_id": [chunk.doc_id for chunk, _ in pending],
+      "doc_id": [one.chunk.doc_id for one in pending],
       "text_sha256": [
-        "" if chunk.text is None else text_sha256(chunk.text)
-        for chunk, _ in pending
+        "" if one.chunk.text is None else text_sha256(one.chunk.text)
+        for one in pending
       ],
-      "length": pa.array([len(chunk.ids) for chunk, _ in pending], pa.int64()),
-      "document_length": pa.array([total for _, total in pending], pa.int64()),
+      "length": pa.array([len(one.chunk.ids) for one in pending], pa.int64()),
     }
+    | {
+      name: pa.array([getattr(one, name) for one in pending], pa.int64())
+      for name in ("document_length", *_DESCRIBED)
+    }
+    | {"ids_sha256": [one.ids_sha256 for one in pending]}
   ).replace_schema_metadata({_DOCUMENTS: str(documents)})
   with files.appearing(path.with_suffix(".parquet")) as file:
     pq.write_table(table, file)
+
+
+def _describe(doc_id: str, ids: np.ndarray, bos: int | None) -> dict[str, Any]:
+  """What is known of a chunk from its ids; see `TokenCache`."""
+  leads = doc_id.endswith("#0") and ids[0] == bos
+  return {
+    "largest": int(ids.max()),
+    "bos_count": 0 if bos is None else int((ids == bos).sum()) - leads,
+    "ids_sha256": hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest(),
+  }
 
 
 def _encode(chunk: Chunk) -> bytes:
@@ -220,12 +257,14 @@ def _decode(record: bytes, has_text: bool) -> tuple[np.ndarray, Any]:
   return lines[0], np.stack([start, start + lines[2]], axis=1)
 
 
-def _read(folder: pathlib.Path, key: str) -> TokenCache:
+def _read(folder: pathlib.Path, key: str, bos: int | None) -> TokenCache:
   import grain
 
   parts = _parts(folder)
   manifest = json.loads((folder / _MANIFEST).read_text())
-  table = pa.concat_tables([pq.read_table(path) for path in parts])
+  table = pa.concat_tables(
+    [pq.read_table(path) for path in parts], promote_options="default"
+  )
   records = grain.sources.ArrayRecordDataSource(
     [str(path.with_suffix(".array_record")) for path in parts]
   )
@@ -235,15 +274,48 @@ def _read(folder: pathlib.Path, key: str) -> TokenCache:
       f"{len(records)} chunks of {len(table)}. Remove the folder; the next run "
       "makes it again"
     )
+  hashes = table["text_sha256"].to_pylist()
+  table = _described(table, records, bos)
+  digests = [
+    text or ids
+    for text, ids in zip(hashes, table["ids_sha256"].to_pylist(), strict=True)
+  ]
   return TokenCache(
     folder=folder,
     key=key,
     doc_ids=table["doc_id"].to_pylist(),
-    hashes=table["text_sha256"].to_pylist(),
+    hashes=hashes,
+    digests=digests,
     lengths=table["length"].to_numpy(),
     document_lengths=table["document_length"].to_numpy(),
+    largest=table["largest"].to_numpy(),
+    bos_counts=table["bos_count"].to_numpy(),
     _records=records,
   )
+
+
+def _described(table: pa.Table, records: Any, bos: int | None) -> pa.Table:
+  """The table with the columns that parts of before lack."""
+  names = (*_DESCRIBED, "ids_sha256")
+  if all(name in table.column_names for name in names) and not any(
+    table[name].null_count for name in names
+  ):
+    return table
+  rows = [
+    _describe(doc_id, _decode(records[i], bool(text))[0], bos)
+    for i, (doc_id, text) in enumerate(
+      zip(
+        table["doc_id"].to_pylist(),
+        table["text_sha256"].to_pylist(),
+        strict=True,
+      )
+    )
+  ]
+  table = table.select([n for n in table.column_names if n not in names])
+  found = pa.Table.from_pylist(rows)
+  for name in names:
+    table = table.append_column(name, found[name])
+  return table
 
 
 def _parts(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -12,6 +12,9 @@ Doors, for other rooms:
   metrics: a line per interval, and TensorBoard events
 
 Inside:
+  start: where a run begins, or goes on
+  workdir: the folder of a run
+  inventory: what the data holds, and what is odd about it
   data: batches of shuffled rows, exact to resume
   stored_weights: weights from a key-token store
   context: another RoPE table for the same weights

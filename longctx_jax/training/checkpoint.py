@@ -13,10 +13,12 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging
 
+from longctx_jax.checkpoints import step_folder
 from longctx_jax.runtime import progress, settings
 
-_STATE, _META = "state", "meta"
+_STATE, _META = step_folder.STATE, step_folder.META
 
 
 class Checkpoints:
@@ -86,12 +88,13 @@ class Checkpoints:
       step, args=ocp.args.Composite(**{_META: ocp.args.JsonRestore()})
     )[_META]
 
-  def restore(self, step: int, like: Any) -> Any:
+  def restore(self, step: int, like: Any, *, partial: bool = False) -> Any:
     """Reads the state onto the shardings of `like`, whatever wrote it.
 
     Args:
       step: of the checkpoint.
       like: tree of `jax.ShapeDtypeStruct` with shardings.
+      partial: whether `like` names only some of the arrays.
 
     Returns:
       A tree as `like`, of arrays.
@@ -101,20 +104,26 @@ class Checkpoints:
         and nothing is allocated.
     """
     targets = _by_name(like)
+    stored = self.read_meta(step)["arrays"]
+    if partial:
+      stored = {name: stored[name] for name in targets if name in stored}
     settings.require_same(
-      self.read_meta(step)["arrays"],
+      stored,
       _describe(targets),
       where=self._folder / str(step),
       problem="holds other arrays",
       remedy="Go on with the model and optimizer that wrote it",
     )
     with progress.heartbeat(f"checkpoint {step}"):
-      arrays = self._manager.restore(
-        step,
-        args=ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(targets)}),
-      )[_STATE]
+      arrays = step_folder.read_arrays(self._folder / str(step), targets)
     structure = jax.tree.structure(like)
     return jax.tree.unflatten(structure, [arrays[name] for name in targets])
+
+  def remove_after(self, step: int) -> None:
+    """Removes the checkpoints of later steps, and says so."""
+    for later in [other for other in self.steps if other > step]:
+      logging.warning("%s/%d is removed", self._folder, later)
+      self._manager.delete(later)
 
   def wait(self) -> None:
     """Returns when all that was saved is on the disk."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime import machine, settings
-from longctx_jax.training import data, losses, optimizer
+from longctx_jax.training import data, losses, optimizer, rows
 from longctx_jax.training.context import rope_override
 
 # Where and how fast a run computes, but not what: free to change on a resume.
@@ -26,6 +27,18 @@ _FREE_FIELDS = (
   "loss.window_batch",
   "optimizer.accumulate",
 )
+# Where inputs lie and what their columns are called: recorded, not compared.
+_PLACES = (
+  "data.sources",
+  "data.text_column",
+  "data.ids_column",
+  "data.id_column",
+  "data.row_range",
+  "data.key_tokens",
+  "model.path",
+)
+_FIRST_STEP = "optimizer.first_step"
+_FACTS = "model.facts."
 
 
 def check_config(config: ConfigDict) -> None:
@@ -53,6 +66,16 @@ def check_config(config: ConfigDict) -> None:
     raise ValueError(
       f"steps={steps}, accumulate={micro}: both must be at least 1, and "
       f"accumulate must divide batch_size={config.data.batch_size}"
+    )
+  optimizer.learning_rate(optimizer_config(config), steps)
+  windows = loss_config(config).windows
+  seq_len = config.data.seq_len
+  if config.loss.weights == "live" and not rows.max_windows(seq_len, windows):
+    raise ValueError(
+      f"loss.short_len={windows.short_len} and loss.stride={windows.stride} go "
+      f"together beyond a row of {seq_len + 1} ids: no target would have a "
+      "short context, and LongCE be cross-entropy. Lower them, or raise "
+      "data.seq_len"
     )
   if min(config.checkpoint.every, config.eval.log_every) < 1:
     raise ValueError("checkpoint.every and eval.log_every must be at least 1")
@@ -121,11 +144,74 @@ def adapted(config: ConfigDict, model: LoadedModel) -> LoadedModel:
   return dataclasses.replace(model, config=facts, graphdef=graphdef)
 
 
-def identity(config: ConfigDict) -> dict[str, Any]:
-  """What determines the numbers of a run."""
+def identity(
+  config: ConfigDict, model: LoadedModel, checksum: str, first_step: int
+) -> dict[str, Any]:
+  """What determines the numbers of a run, and where its inputs lay.
+
+  Args:
+    config: of the run.
+    model: as it is trained; parameters are not read.
+    checksum: of the weights that the run starts from.
+    first_step: step at which the optimizer began.
+  """
   blocks = {
     name: config[name].to_dict()
     for name in ("data", "model", "loss", "optimizer")
   }
-  flat = settings.flatten(blocks)
+  flat = settings.flatten(blocks) | {
+    _FIRST_STEP: first_step,
+    f"{_FACTS}checksum": checksum,
+    f"{_FACTS}rope": model.config.describe_rope(),
+    f"{_FACTS}attention": model.config.describe_attention(),
+    f"{_FACTS}tokenizer": model.tokenizer.fingerprint
+    if model.tokenizer
+    else "",
+  }
   return {name: flat[name] for name in flat if name not in _FREE_FIELDS}
+
+
+def first_step(stored: Mapping[str, Any]) -> int:
+  """Step at which the optimizer of a checkpoint's settings began."""
+  return stored[_FIRST_STEP] if _FIRST_STEP in stored else 0
+
+
+def require_same_run(
+  stored: Mapping[str, Any],
+  current: Mapping[str, Any],
+  *,
+  other_optimizer: bool,
+  other_steps: bool,
+  where: object,
+  remedy: str,
+) -> None:
+  """Raises OtherSettings where a checkpoint is of another run.
+
+  Data is compared by the iterator, by what was read; where inputs lie and how
+  their columns are called may change.
+
+  Args:
+    stored: settings of the checkpoint.
+    current: see `identity`.
+    other_optimizer: whether the optimizer may be another.
+    other_steps: whether its steps may.
+    where: what holds the checkpoint, for the message.
+    remedy: for the message.
+  """
+  free = set(_PLACES)
+  # A run of before took no note of these.
+  free |= {
+    name
+    for name in current
+    if name not in stored and name.startswith((_FACTS, _FIRST_STEP))
+  }
+  if other_optimizer:
+    free |= {n for n in {*stored, *current} if n.startswith("optimizer.")}
+  if other_steps:
+    free.add("optimizer.steps")
+  settings.require_same(
+    {name: value for name, value in stored.items() if name not in free},
+    {name: value for name, value in current.items() if name not in free},
+    where=where,
+    remedy=remedy,
+  )

@@ -9,6 +9,7 @@ devices nor processes nor interruptions change what a step trains on.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,6 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-from absl import logging
 
 from longctx_jax.key_tokens import store
 from longctx_jax.paper.contrast import Thresholds
@@ -28,8 +28,8 @@ from longctx_jax.text import token_cache
 from longctx_jax.text.corpus import Corpus
 from longctx_jax.text.token_cache import TokenCache
 from longctx_jax.text.tokenizer import TextTokenizer
+from longctx_jax.training import inventory, stored_weights
 from longctx_jax.training import rows as rows_lib
-from longctx_jax.training import stored_weights
 from longctx_jax.training.stored_weights import StoredWeights
 
 Batch = dict[str, np.ndarray]
@@ -113,11 +113,11 @@ class TrainingData:
   config: DataConfig
   rows: list[np.ndarray] = dataclasses.field(repr=False)
   num_steps: int
+  _kept: np.ndarray = dataclasses.field(repr=False)
   _cache: TokenCache = dataclasses.field(repr=False)
   _weights: StoredWeights | None = dataclasses.field(repr=False)
   _with_lengths: bool
   _process: tuple[int, int]
-  _digest: str = dataclasses.field(repr=False)
 
   def row(self, number: int) -> Batch:
     """A row by its number before shuffling; see `rows.make_row`."""
@@ -161,13 +161,35 @@ class TrainingData:
       batches.set_state(start_state)
     return batches
 
-  def facts(self) -> dict[str, Any]:
-    """What a step's rows depend on: compared when a run is resumed."""
+  @functools.cached_property
+  def _content(self) -> str:
+    return _digest(self._cache, self._kept, named=False)
+
+  @property
+  def holds_texts(self) -> bool:
+    """Whether chunks have a text, and not ids alone."""
+    return bool(self._cache.hashes[self._kept[0]])
+
+  @property
+  def digests(self) -> list[str]:
+    """SHA-256 of the text of each chunk, or of its ids where it has none."""
+    return [self._cache.digests[chunk] for chunk in self._kept]
+
+  def facts(self, *, named: bool = False) -> dict[str, Any]:
+    """What a step's rows depend on: compared when a run is resumed.
+
+    Args:
+      named: as checkpoints of before hold them: chunks by name as well, and
+        nothing of stored weights.
+    """
     names = ("seq_len", "batch_size", "packing", "seed")
-    return {name: getattr(self.config, name) for name in names} | {
-      "rows": len(self.rows),
-      "chunks": self._digest,
+    found = {name: getattr(self.config, name) for name in names} | {
+      "rows": len(self.rows)
     }
+    if named:
+      return found | {"chunks": _digest(self._cache, self._kept, named=True)}
+    weights = self._weights.facts if self._weights else {}
+    return found | {"content": self._content} | weights
 
   def _order(self) -> grain.MapDataset:
     numbers = grain.MapDataset.range(len(self.rows)).seed(self.config.seed)
@@ -215,7 +237,7 @@ class BatchIterator(Iterator[Batch]):
     step = stored.pop("step")
     settings.require_same(
       stored,
-      self._data.facts(),
+      self._data.facts(named="chunks" in stored),
       where="the checkpoint",
       problem="was written with other data",
       remedy="Restore the former data and settings, or start anew in another "
@@ -229,6 +251,7 @@ def open_training_data(
   tokenizer: TextTokenizer | None,
   *,
   corpus: Corpus | None = None,
+  vocab_size: int = 0,
   with_lengths: bool = False,
   process_index: int | None = None,
   process_count: int | None = None,
@@ -239,14 +262,16 @@ def open_training_data(
     config: what and how.
     tokenizer: of the model that is trained; None for token ids.
     corpus: the documents, where they are open already.
+    vocab_size: embeddings of the model; 0 checks no id.
     with_lengths: whether batches carry the real lengths (`rope_by_length`).
     process_index: of this process; default: JAX's.
     process_count: default: JAX's.
 
   Raises:
     ValueError: nothing is left to train on, batch_size doesn't divide among
-      the processes, an epoch is shorter than a step, or a store that doesn't
-      fit (`stored_weights.open_weights`).
+      the processes, an epoch is shorter than a step, ids beyond the vocabulary,
+      windows longer than any document, or a store that doesn't fit
+      (`stored_weights.open_weights`).
   """
   if process_count is None:
     process_index, process_count = jax.process_index(), jax.process_count()
@@ -255,13 +280,13 @@ def open_training_data(
       f"batch_size={config.batch_size} doesn't divide among {process_count} "
       "processes"
     )
+  corpus = corpus or open_corpus(config)
   cache = token_cache.open_cache(
-    config.cache_dir,
-    corpus or open_corpus(config),
-    tokenizer,
-    chunk_len=config.seq_len,
+    config.cache_dir, corpus, tokenizer, chunk_len=config.seq_len
   )
-  kept = _keep(config, cache)
+  kept = inventory.select(
+    cache, min_tokens=config.min_tokens, min_chunk=config.min_chunk
+  )
   rows = _plan_rows(config, cache, kept)
   num_steps = config.epochs * len(rows) // config.batch_size
   if config.epochs and not num_steps:
@@ -270,7 +295,17 @@ def open_training_data(
       f"batch_size={config.batch_size} rows"
     )
   weights = _open_weights(config, cache, kept, tokenizer)
-  _log_data(config, cache, kept, len(rows))
+  inventory.log(
+    cache,
+    kept,
+    rows,
+    seq_len=config.seq_len,
+    batch_size=config.batch_size,
+    n_documents=corpus.count,
+  )
+  inventory.require_known_ids(cache, kept, vocab_size or sys.maxsize)
+  if config.windows and not weights:
+    inventory.require_short_contexts(cache, rows, config.windows)
   return TrainingData(
     config=config,
     rows=rows,
@@ -279,7 +314,7 @@ def open_training_data(
     _weights=weights,
     _with_lengths=with_lengths,
     _process=(process_index, process_count),
-    _digest=_digest(cache, kept),
+    _kept=kept,
   )
 
 
@@ -296,22 +331,6 @@ def open_corpus(config: DataConfig) -> Corpus:
     id_column=config.id_column,
     row_range=config.row_range,
   )
-
-
-def _keep(config: DataConfig, cache: TokenCache) -> np.ndarray:
-  """Numbers of the chunks that are long enough."""
-  kept = np.flatnonzero(
-    (cache.document_lengths >= config.min_tokens)
-    & (cache.lengths >= config.min_chunk)
-  )
-  if not len(kept):
-    raise ValueError(
-      f"none of {len(cache):,} chunks is left: min_tokens={config.min_tokens}, "
-      f"the longest document has {cache.document_lengths.max():,} ids; "
-      f"min_chunk={config.min_chunk}, the longest chunk has "
-      f"{cache.lengths.max():,}"
-    )
-  return kept
 
 
 def _open_weights(
@@ -335,22 +354,6 @@ def _open_weights(
   )
 
 
-def _log_data(
-  config: DataConfig, cache: TokenCache, kept: np.ndarray, n_rows: int
-) -> None:
-  ids = cache.lengths[kept].sum()
-  logging.info(
-    "data: %s ids in %s rows of %s, %.1f %% of them padding; %s of %s chunks "
-    "are too short",
-    f"{ids:,}",
-    f"{n_rows:,}",
-    f"{config.seq_len + 1:,}",
-    100 - 100 * ids / (n_rows * (config.seq_len + 1)),
-    f"{len(cache) - len(kept):,}",
-    f"{len(cache):,}",
-  )
-
-
 def _plan_rows(
   config: DataConfig, cache: TokenCache, kept: np.ndarray
 ) -> list[np.ndarray]:
@@ -364,9 +367,12 @@ def _plan_rows(
   return [kept[row] for row in packed]
 
 
-def _digest(cache: TokenCache, kept: np.ndarray) -> str:
+def _digest(cache: TokenCache, kept: np.ndarray, *, named: bool) -> str:
   """Of the chunks themselves: a copy of the data elsewhere has the same."""
   digest = hashlib.sha256(cache.lengths[kept].tobytes())
   for chunk in kept:
-    digest.update(f"{cache.doc_ids[chunk]} {cache.hashes[chunk]}\n".encode())
+    text = cache.digests[chunk]
+    if named:
+      text = f"{cache.doc_ids[chunk]} {cache.hashes[chunk]}"
+    digest.update(f"{text}\n".encode())
   return digest.hexdigest()

@@ -17,6 +17,7 @@ from absl import logging
 from longctx_jax.runtime import files
 from longctx_jax.runtime.progress import StepClock
 
+ROWS, EVENTS = "metrics.jsonl", "tensorboard"
 _RATIOS = {
   # name -> (sum, count): divided here and nowhere before.
   "loss": ("weighted_nll", "targets"),
@@ -60,13 +61,13 @@ class MetricLog:
 
     Args:
       workdir: exists.
-      after: last step whose rows stay.
+      after: last step whose rows stay; -1 where none do.
       writes: False in all processes but one: nothing is opened or written.
     """
     self._writes = writes
     if not writes:
       return
-    self._path = pathlib.Path(workdir) / "metrics.jsonl"
+    self._path = pathlib.Path(workdir) / ROWS
     kept = [
       line
       for line in _whole_lines(self._path)
@@ -75,7 +76,7 @@ class MetricLog:
     files.write_text(self._path, "".join(kept))
     self._file = self._path.open("a")
     self._events = tensorboardX.SummaryWriter(
-      str(self._path.parent / "tensorboard"), purge_step=after + 1
+      str(self._path.parent / EVENTS), purge_step=after + 1
     )
 
   def write(self, step: int, values: Mapping[str, float | None]) -> None:
@@ -102,7 +103,7 @@ class MetricLog:
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """The rows of `workdir`/metrics.jsonl."""
-  path = pathlib.Path(workdir) / "metrics.jsonl"
+  path = pathlib.Path(workdir) / ROWS
   return [json.loads(line) for line in _whole_lines(path)]
 
 
@@ -118,7 +119,15 @@ _JUDGED_STEPS = 20
 
 
 class Diverged(ValueError):
-  """The loss, or its gradient, is no finite number."""
+  """The loss, or its gradient, is no finite number.
+
+  Attributes:
+    step: the first at which it was seen.
+  """
+
+  def __init__(self, message: str, step: int):
+    super().__init__(message)
+    self.step = step
 
 
 class Reporter:
@@ -202,9 +211,8 @@ def require_finite(
       raise Diverged(
         f"the loss is not finite at step {step} (steps {steps[0]} to "
         f"{steps[-1]} were read together): weighted NLL "
-        f"{one['weighted_nll']}, gradient norm {one['grad_norm']}. The last "
-        "checkpoint is from before it; try a lower learning_rate, more "
-        "warmup_steps, or clip_norm"
+        f"{one['weighted_nll']}, gradient norm {one['grad_norm']}",
+        step,
       )
 
 

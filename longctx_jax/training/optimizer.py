@@ -68,12 +68,12 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
   to `final_fraction` of the peak at `total_steps`.
 
   Raises:
-    ValueError: where warm-up takes more steps than there are.
+    ValueError: where warm-up leaves no step.
   """
-  if config.warmup_steps > total_steps:
+  if config.warmup_steps >= total_steps:
     raise ValueError(
-      f"warmup_steps={config.warmup_steps} of {total_steps} steps in all: the "
-      "peak would never be reached; lower it"
+      f"warmup_steps={config.warmup_steps} of {total_steps} steps in all: no "
+      f"step would be taken at the peak; lower it to {total_steps - 1} or less"
     )
   peak, rest = config.learning_rate, max(1, total_steps - config.warmup_steps)
   after = {

@@ -24,7 +24,12 @@ from longctx_jax.training.state import TrainState
 
 
 def compile_step(
-  config: ConfigDict, model: LoadedModel, state: Any, batch: Any
+  config: ConfigDict,
+  model: LoadedModel,
+  state: Any,
+  batch: Any,
+  *,
+  first_step: int = 0,
 ) -> jax.stages.Compiled:
   """The compiled step of a run.
 
@@ -33,6 +38,7 @@ def compile_step(
     model: graphdef, facts and mesh; its parameters are not read.
     state: `TrainState` of arrays, or of shapes with shardings.
     batch: the arrays of a batch, or their shapes with shardings.
+    first_step: at which the optimizer begins.
   """
   dtype = config_lib.compute_dtype(config)
   backend = defaults.attention_backend(
@@ -44,7 +50,7 @@ def compile_step(
   step = step_lib.make_train_step(
     model,
     optimizer.make_optimizer(
-      config_lib.optimizer_config(config), config.optimizer.steps
+      config_lib.optimizer_config(config), config.optimizer.steps - first_step
     ),
     config_lib.loss_config(config),
     compute_dtype=dtype,

@@ -3,50 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import pathlib
-import shutil
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 from absl import logging
 from ml_collections import ConfigDict
 
-from longctx_jax.checkpoints import export, hub, loading
+from longctx_jax.checkpoints import export
 from longctx_jax.key_tokens import store as store_lib
-from longctx_jax.model import flops, sharding
+from longctx_jax.model import flops
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.windows import Windows
-from longctx_jax.runtime import settings
-from longctx_jax.runtime.processes import STATUS, Preemption
+from longctx_jax.runtime.processes import Preemption
 from longctx_jax.runtime.progress import StepClock
 from longctx_jax.text import corpus
-from longctx_jax.text.tokenizer import TextTokenizer
 from longctx_jax.training import (
   checkpoint,
-  data,
+  inventory,
   metrics,
   optimizer,
   program,
   rows,
+  start,
   validation,
 )
 from longctx_jax.training import config as config_lib
-from longctx_jax.training import state as state_lib
-from longctx_jax.training.state import TrainState
+from longctx_jax.training import workdir as workdir_lib
+from longctx_jax.training.start import Run
 
 
 def train(
-  config: ConfigDict, *, workdir: str | pathlib.Path, overwrite: bool = False
+  config: ConfigDict,
+  *,
+  workdir: str | pathlib.Path,
+  overwrite: bool = False,
+  restart_at: int | None = None,
 ) -> LoadedModel:
   """Runs, or goes on with, a training; ends with the export.
 
   Args:
     config: as configs/llama2_7b.py.
-    workdir: gets checkpoints/, metrics.jsonl, tensorboard/ and export/.
+    workdir: gets checkpoints/, model/, metrics.jsonl, tensorboard/, export/.
     overwrite: start anew over a run with other settings.
+    restart_at: step of a checkpoint to go on from with a new optimizer, under
+      the optimizer's settings of this config; see `start.start`.
 
   Returns:
     The trained model, parameters in float32.
@@ -54,110 +55,82 @@ def train(
   Raises:
     ValueError: settings that no run can have, a workdir of another run, or a
       model that could not be exported; before the first step.
-    metrics.Diverged: a loss that is not finite; the last checkpoint is good.
-    SystemExit: SIGTERM came, and the state was saved.
+    files.InUse: another run is at work in the workdir.
+    metrics.Diverged: a loss that is not finite; the message says how to go on.
+    SystemExit: SIGTERM or Ctrl-C came, and the state was saved.
   """
   config_lib.check_config(config)
   workdir = pathlib.Path(workdir)
-  if overwrite:
-    for name in ("checkpoints", "export", "tensorboard"):
-      shutil.rmtree(workdir / name, ignore_errors=True)
-    (workdir / "metrics.jsonl").unlink(missing_ok=True)
-  workdir.mkdir(parents=True, exist_ok=True)
-  saved = checkpoint.Checkpoints(
-    workdir / "checkpoints", keep=config.checkpoint.keep
-  )
-  with contextlib.closing(saved):
-    run = _start(config, saved, workdir)
-    if run.step == config.optimizer.steps and (workdir / "export").exists():
-      logging.info("%s is finished: nothing to do", workdir)
-      return run.model_now()
-    _rehearse_export(config, run, workdir)
-    log = metrics.MetricLog(
-      workdir, after=run.step, writes=jax.process_index() == 0
+  with workdir_lib.locked(workdir):
+    if overwrite:
+      workdir_lib.clear(workdir)
+    saved = checkpoint.Checkpoints(
+      workdir / workdir_lib.CHECKPOINTS, keep=config.checkpoint.keep
     )
-    with contextlib.closing(log), Preemption() as preemption:
-      _loop(config, run, saved, log, preemption)
-    saved.wait()
-    if run.step < config.optimizer.steps:
-      logging.warning(
-        "told to end: saved after step %d; the same command goes on", run.step
-      )
-      raise SystemExit(STATUS)
-    _export(run, workdir, export.write_folder, config)
+    with contextlib.closing(saved):
+      run = start.start(config, saved, workdir, restart_at=restart_at)
+      _run(config, run, saved, workdir)
   return run.model_now()
 
 
-@dataclasses.dataclass
-class _Run:
-  """A training at some step."""
-
-  model: LoadedModel
-  state: TrainState
-  iterator: Any
-  step: int
-  # Found once: the hub may be gone, or newer, when the run ends.
-  origin: pathlib.Path
-
-  def model_now(self) -> LoadedModel:
-    return dataclasses.replace(self.model, params=self.state.params)
-
-
-def _start(
-  config: ConfigDict, saved: checkpoint.Checkpoints, workdir: pathlib.Path
-) -> _Run:
-  """The run as its last checkpoint left it, or at step 0."""
-  mesh = sharding.make_mesh(dict(config.mesh))
-  data_config = config_lib.data_config(config, workdir)
-  # What is missing is said before weights are read.
-  documents = data.open_corpus(data_config)
-  step = saved.steps[-1] if saved.steps else 0
-  meta = saved.read_meta(step) if saved.steps else None
-  if meta:
-    settings.require_same(
-      meta["settings"], config_lib.identity(config), where="the workdir"
+def _run(
+  config: ConfigDict,
+  run: Run,
+  saved: checkpoint.Checkpoints,
+  workdir: pathlib.Path,
+) -> None:
+  """What is left of a run, and its export."""
+  workdir_lib.write_facts(
+    workdir,
+    run.model.config,
+    dtype=config.checkpoint.export_dtype,
+    origin=run.origin,
+  )
+  if run.ended_at:
+    workdir_lib.set_export_aside(workdir, run.ended_at)
+  is_last = run.step == config.optimizer.steps
+  if is_last and (workdir / workdir_lib.EXPORT).exists():
+    logging.info("%s is finished: nothing to do", workdir)
+    return
+  _rehearse_export(config, run, workdir)
+  log = metrics.MetricLog(
+    workdir,
+    after=run.step if saved.steps else -1,
+    writes=jax.process_index() == 0,
+  )
+  with contextlib.closing(log), Preemption() as preemption:
+    try:
+      _loop(config, run, saved, log, preemption)
+    except metrics.Diverged as error:
+      saved.wait()
+      advice = _advise(config, saved.steps, error.step)
+      raise metrics.Diverged(f"{error}. {advice}", error.step) from error
+  saved.wait()
+  if run.step < config.optimizer.steps:
+    logging.warning(
+      "told to end: saved after step %d; the same command goes on", run.step
     )
-  load = loading.describe_model if meta else loading.load_model
-  model = config_lib.adapted(
-    config, load(config.model.path, mesh=mesh, dtype=jnp.float32)
-  )
-  rule = optimizer.make_optimizer(
-    config_lib.optimizer_config(config), config.optimizer.steps
-  )
-  if meta:
-    state = saved.restore(step, program.describe_state(model, rule))
-    logging.info("going on after step %d", step)
-  else:
-    state = state_lib.create(model, rule)
-    # The state has its own copy: this one would stay for the whole run.
-    shapes = jax.tree.map(jax.typeof, model.params)
-    model = dataclasses.replace(model, params=shapes)
-  pipeline = data.open_training_data(
-    data_config,
-    _tokenizer(config, model),
-    corpus=documents,
-    with_lengths=bool(model.config.rope_by_length),
-  )
-  if pipeline.num_steps < config.optimizer.steps:
-    raise ValueError(
-      f"epochs={config.data.epochs} are {pipeline.num_steps} steps of the "
-      f"{config.optimizer.steps} that are asked for: lower optimizer.steps, or "
-      "set epochs=0, which is endless"
-    )
-  iterator = pipeline.iterator(meta["data"] if meta else None)
-  origin, _ = hub.resolve(config.model.path)
-  return _Run(model, state, iterator, step, origin)
+    raise SystemExit(preemption.status)
+  _export(run, workdir, export.write_folder, config)
 
 
-def _tokenizer(config: ConfigDict, model: LoadedModel) -> TextTokenizer | None:
-  """Token ids need none, unless weights are to be put onto their text."""
-  ids_alone = config.data.ids_column and not config.data.key_tokens
-  return None if ids_alone else model.tokenizer
+def _advise(config: ConfigDict, steps: Sequence[int], diverged: int) -> str:
+  """The flags to add to the command, once the loss is not finite."""
+  # What the step before it left gave that loss.
+  good = [step for step in steps if step + 1 < diverged]
+  lower = config.optimizer.learning_rate / 10
+  return (
+    f"{'Go on' if good else 'No checkpoint is from before it: start anew'} "
+    "with another optimizer; add to the command: "
+    f"{f'--restart_at={good[-1]}' if good else '--overwrite'} "
+    f"--config.optimizer.learning_rate={lower:g} (or more warmup_steps, or "
+    "clip_norm)"
+  )
 
 
 def _loop(
   config: ConfigDict,
-  run: _Run,
+  run: Run,
   saved: checkpoint.Checkpoints,
   log: metrics.MetricLog,
   preemption: Preemption,
@@ -167,16 +140,16 @@ def _loop(
   Sums are read after the next step is dispatched.
   """
   total, every = config.optimizer.steps, config.eval.log_every
-  identity = config_lib.identity(config)
+  rate = optimizer.learning_rate(
+    config_lib.optimizer_config(config), total - run.first_step
+  )
   examine = _examiner(config, run, log)
   clock = StepClock(total)
   report = metrics.Reporter(
     log,
     clock,
     total=total,
-    learning_rate=optimizer.learning_rate(
-      config_lib.optimizer_config(config), total
-    ),
+    learning_rate=lambda done: rate(done - run.first_step),
     weighted=config.loss.weights != "none",
     utilisation=_utilisation(config, run.model),
   )
@@ -188,7 +161,9 @@ def _loop(
     batch = program.place_batch(next(run.iterator), run.model.mesh)
     if compiled is None:
       with clock.pause():
-        compiled = program.compile_step(config, run.model, run.state, batch)
+        compiled = program.compile_step(
+          config, run.model, run.state, batch, first_step=run.first_step
+        )
     with jax.transfer_guard("disallow"):
       run.state, sums = compiled(run.state, batch)
     run.step += 1
@@ -211,7 +186,7 @@ def _loop(
             run.step,
             run.state,
             data=run.iterator.get_state(),
-            identity=identity,
+            identity=run.identity,
           )
     if due:
       return
@@ -238,25 +213,40 @@ def _utilisation(
 
 
 def _examiner(
-  config: ConfigDict, run: _Run, log: metrics.MetricLog
-) -> Callable[[_Run], None]:
+  config: ConfigDict, run: Run, log: metrics.MetricLog
+) -> Callable[[Run], None]:
   """Evaluates a run on the held-out key tokens; nothing where none are."""
   if not config.eval.every:
     return lambda run: None
   store = store_lib.read_store(config.eval.key_tokens)
+  documents = corpus.open_corpus(
+    list(config.eval.sources),
+    text_column=config.eval.text_column,
+    id_column=config.eval.id_column,
+  )
+  if run.data.holds_texts:
+    known = inventory.count_known(
+      documents,
+      run.data.digests,
+      run.model.tokenizer,
+      seq_len=config.data.seq_len,
+    )
+    if known:
+      logging.warning(
+        "%d of %d held-out documents are in the training data: what is found "
+        "on them says nothing of new texts",
+        known,
+        documents.count,
+      )
   held = validation.HeldOut(
     store.with_thresholds(config.eval.alpha, config.eval.beta),
-    corpus.open_corpus(
-      list(config.eval.sources),
-      text_column=config.eval.text_column,
-      id_column=config.eval.id_column,
-    ),
+    documents,
     max_length=config.eval.max_length,
     dtype=config_lib.compute_dtype(config),
     backend=config.model.backend,
   )
 
-  def examine(run: _Run) -> None:
+  def examine(run: Run) -> None:
     found = held.evaluate(run.model_now())
     log.write(
       run.step,
@@ -272,7 +262,7 @@ def _examiner(
 
 
 def _rehearse_export(
-  config: ConfigDict, run: _Run, workdir: pathlib.Path
+  config: ConfigDict, run: Run, workdir: pathlib.Path
 ) -> None:
   """A long run must not fail at its end."""
   if any(table.rope_type == "eabf" for table in run.model.config.ropes):
@@ -285,7 +275,7 @@ def _rehearse_export(
 
 
 def _export(
-  run: _Run,
+  run: Run,
   workdir: pathlib.Path,
   write: Callable[..., None],
   config: ConfigDict,
@@ -293,7 +283,7 @@ def _export(
   write(
     export.ParameterSource(run.state.params, run.model.config),
     run.model.config,
-    workdir / "export",
+    workdir / workdir_lib.EXPORT,
     dtype=config.checkpoint.export_dtype,
     origin=run.origin,
   )

@@ -28,6 +28,15 @@ from longctx_jax.runtime import settings
 FORMS = ("hard", "soft")
 _SAMPLED_CHUNKS = 64
 _NAMED_IDS = 5
+# Of a manifest: names and versions, and thresholds, which are the loss's.
+_RECORDED = (
+  "evaluator",
+  "revision",
+  "versions",
+  "format_version",
+  "alpha",
+  "beta",
+)
 
 
 def largest_overlapping(
@@ -80,6 +89,16 @@ class StoredWeights:
   gamma: float
   manifest: Manifest
   _store: KeyTokenStore = dataclasses.field(repr=False)
+
+  @property
+  def facts(self) -> dict[str, Any]:
+    """What the weights depend on beside the settings of the loss."""
+    known = {
+      name: value
+      for name, value in self.manifest.to_json().items()
+      if name not in _RECORDED
+    }
+    return settings.flatten({"weights": known})
 
   def of(self, doc_id: str, offsets: np.ndarray) -> np.ndarray:
     """Weights of a chunk's targets.

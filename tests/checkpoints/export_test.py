@@ -183,6 +183,61 @@ def rehearsal(mesh):
   return testing.RandomSource(config, seed=1), config
 
 
+@pytest.mark.parametrize(
+  ("name", "field"),
+  [
+    ("tokenizer_config.json", "model_max_length"),
+    ("generation_config.json", "max_length"),
+  ],
+)
+@pytest.mark.parametrize("stated", [256, 4096, int(1e30)])
+def test_a_longer_context_is_stated_wherever_the_former_was(
+  tmp_path, mesh, name, field, stated
+):
+  """What repeats the 4,096 of config.json; other numbers are none of ours."""
+  source = testing.RandomSource(testing.tiny_config(), seed=0)
+  source.save(tmp_path / "origin")
+  path = tmp_path / "origin" / name
+  fields = json.loads(path.read_text()) if path.exists() else {}
+  path.write_text(json.dumps(fields | {field: stated, "kept": "ü"}))
+  config = testing.tiny_config(max_position=32768)
+  for position, expected in ((32768, {4096: 32768}), (4096, {})):
+    export.write_folder(
+      source,
+      dataclasses.replace(config, max_position=position),
+      tmp_path / str(position),
+      dtype=np.float32,
+      origin=tmp_path / "origin",
+    )
+    written = json.loads((tmp_path / str(position) / name).read_text())
+    right = expected[stated] if stated in expected else stated
+    assert written == fields | {field: right, "kept": "ü"}
+
+
+def test_a_kind_of_cache_for_windows_goes_with_them(tmp_path):
+  config = testing.tiny_config(
+    model_type="mistral", windows=(24, 24), max_position=128
+  )
+  source = testing.RandomSource(config, seed=0)
+  source.save(tmp_path / "origin")
+  (tmp_path / "origin" / "generation_config.json").write_text(
+    '{"cache_implementation": "sliding_window", "top_k": 2}'
+  )
+  for name, facts, expected in (
+    ("same", config, {"cache_implementation": "sliding_window", "top_k": 2}),
+    ("full", config.with_attention(window=0, sink_len=0), {"top_k": 2}),
+  ):
+    export.write_folder(
+      source,
+      facts,
+      tmp_path / name,
+      dtype=np.float32,
+      origin=tmp_path / "origin",
+    )
+    path = tmp_path / name / "generation_config.json"
+    assert json.loads(path.read_text()) == expected
+
+
 def test_a_rehearsal_reads_no_weight_and_leaves_nothing(
   rehearsal, folder, tmp_path, monkeypatch
 ):

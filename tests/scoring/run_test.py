@@ -18,7 +18,6 @@ from support.tiny_runs import (
   make_texts,
   passed,
   save_models,
-  share_passes,
   write_jsonl,
 )
 
@@ -38,15 +37,7 @@ FIELDS = (
   "n_eligible", "reason", "truncated", "scores", "columns",
 )  # fmt: skip
 
-
-@pytest.fixture(scope="module")
-def compiled():
-  return {}
-
-
-@pytest.fixture(autouse=True)
-def scorers(monkeypatch, compiled):
-  return share_passes(monkeypatch, compiled)
+pytestmark = pytest.mark.usefixtures("scorers")
 
 
 @pytest.fixture(scope="module")

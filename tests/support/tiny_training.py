@@ -10,6 +10,7 @@ from support.command_line import ROOT
 
 # A vocabulary and widths that 2, 4 and 8 devices divide.
 SIZES = dict(vocab_size=264)
+_MAKE_MESH = sharding.make_mesh
 
 
 def make_config(folder, **fields):
@@ -40,9 +41,10 @@ def make_config(folder, **fields):
 
 def use_devices(monkeypatch, count):
   """Meshes span this many devices from now on."""
-  make_mesh = sharding.make_mesh
   monkeypatch.setattr(
     sharding,
     "make_mesh",
-    lambda sizes: make_mesh(sizes, jax.devices()[:count]),
+    lambda sizes, devices=None: _MAKE_MESH(
+      sizes, devices or jax.devices()[:count]
+    ),
   )

@@ -3,6 +3,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import pathlib
 
 import fsspec
@@ -285,7 +286,7 @@ def test_duplicate_ids_name_both_places(tmp_path):
     ("absent.txt", "absent.txt does not exist"),
     ("owner/name", "owner/name does not exist.*downloaded"),
     ("*.jsonl", "matches no file"),
-    ("empty", r"holds no file that ends in .txt, .*holds: .json \(1\)"),
+    ("empty", r"holds no file that ends in .txt, .*there: .json \(1\)"),
   ],
 )
 def test_absent_data_is_refused_at_once(tmp_path, source, problem):
@@ -341,7 +342,9 @@ def test_text_column_of_tables_leaves_text_files_alone(tmp_path):
 def test_damaged_parquet_file_is_named(tmp_path):
   path = _write_parquet(tmp_path / "a.parquet", {"text": ["a"]})
   path.write_bytes(path.read_bytes()[:-20])
-  with pytest.raises(ValueError, match="a.parquet is no whole Parquet file"):
+  with pytest.raises(
+    ValueError, match="a.parquet is damaged, or of another kind"
+  ):
     corpus_lib.open_corpus(path)
 
 
@@ -475,6 +478,46 @@ def test_a_folder_is_read_with_its_subfolders(tmp_path, caplog):
       "7 of 12 files are skipped: .csv (2), .gz (1), .json (1), hidden (2), "
       "without an extension (1)" in caplog.text
     )
+
+
+def test_what_is_no_file_is_counted(tmp_path, caplog):
+  """A link to nowhere, a folder among what a glob matches."""
+  (tmp_path / "a.txt").write_text("a")
+  (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
+  (tmp_path / "c.txt").mkdir()
+  (tmp_path / "d.txt").symlink_to(tmp_path)
+  caplog.set_level("INFO", "absl")
+  assert _texts(tmp_path) == ["a"]
+  assert "2 of 3 files are skipped: no file (2)" in caplog.text
+  caplog.clear()
+  assert _texts(str(tmp_path / "*.txt")) == ["a"]
+  assert "skipped: no file (" in caplog.text
+
+
+def test_a_folder_that_cannot_be_opened_is_no_empty_one(tmp_path, monkeypatch):
+  (tmp_path / "a.txt").write_text("a")
+  (tmp_path / "closed").mkdir()
+  scandir = os.scandir
+
+  def closed(path):
+    if str(path).rstrip("/").endswith("closed"):
+      raise PermissionError(13, "Permission denied", str(path))
+    return scandir(path)
+
+  monkeypatch.setattr(os, "scandir", closed)
+  with pytest.raises(PermissionError, match="closed"):
+    corpus_lib.open_corpus(tmp_path)
+
+
+def test_a_parquet_file_damaged_inside_is_named(tmp_path):
+  path = _write_parquet(
+    tmp_path / "a.parquet", {"text": ["a" * 99, "b" * 99] * 50}
+  )
+  data = bytearray(path.read_bytes())
+  data[4:40] = bytes(36)
+  path.write_bytes(data)
+  with pytest.raises(ValueError, match="a.parquet is damaged, or of another"):
+    list(corpus_lib.open_corpus(path))
 
 
 @pytest.mark.parametrize(

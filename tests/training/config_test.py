@@ -63,20 +63,42 @@ def test_tokens_are_kept_in_the_workdir_unless_said_otherwise(tmp_path):
   assert config_lib.data_config(config, "runs/a").cache_dir == "elsewhere"
 
 
-def test_what_determines_the_numbers_is_compared_and_no_more(tmp_path):
-  config = make_config(tmp_path)
-  before = config_lib.identity(config)
+def test_what_determines_the_numbers_is_compared_and_no_more(tmp_path, mesh):
+  config, model = make_config(tmp_path), testing.tiny_model(mesh=mesh)
+
+  def identity():
+    return config_lib.identity(config, model, "1234", 0)
+
+  def require_same(**free):
+    free = dict(other_optimizer=False, other_steps=False) | free
+    config_lib.require_same_run(
+      before, identity(), where="W", remedy="Restore", **free
+    )
+
+  before = identity()
   for name in ("mesh.fsdp", "optimizer.accumulate", "checkpoint.every",
                "loss.chunk", "eval.log_every"):  # fmt: skip
     config.update_from_flattened_dict({name: 64})
   config.data.cache_dir = "elsewhere"
-  assert config_lib.identity(config) == before
+  assert identity() == before
+  config.update_from_flattened_dict(
+    {"data.sources": ("b",), "data.text_column": "t", "model.path": "../m"}
+  )
+  require_same()
+  config.optimizer.steps = 99
+  require_same(other_steps=True)
+  with pytest.raises(ValueError, match="optimizer.steps was 12 and is 99"):
+    require_same()
+  config.optimizer.b1 = 0.5
+  require_same(other_optimizer=True)
+  with pytest.raises(ValueError, match="optimizer.b1 was 0.9 and is 0.5. Res"):
+    require_same(other_steps=True)
   config.model.rope.factor = 2.0
   config.loss.stride = 8
-  changed = config_lib.identity(config)
-  assert {name for name in before if before[name] != changed[name]} == {
-    "model.rope.factor", "loss.stride",
-  }  # fmt: skip
+  with pytest.raises(
+    ValueError, match="loss.stride was 16 .* model.rope.factor was 0.0 and is 2"
+  ):
+    require_same(other_optimizer=True)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +110,10 @@ def test_what_determines_the_numbers_is_compared_and_no_more(tmp_path):
     ("loss.weights", "stale", "not one of none, live, stored"),
     ("loss.stride", 64, "1 <= stride <= short_len"),
     ("data.seq_len", 0, "seq_len=0"),
+    ("model.dtype", "bf16", "model.dtype='bf16' is not one of float32, bflo"),
+    ("checkpoint.export_dtype", "int8", "export_dtype='int8' is not one of"),
+    ("optimizer.warmup_steps", 12, "warmup_steps=12 of 12 .*lower it to 11"),
+    ("data.seq_len", 47, "beyond a row of 48 ids"),
   ],
 )
 def test_settings_that_no_run_can_have_are_refused(

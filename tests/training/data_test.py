@@ -173,7 +173,7 @@ def test_a_copy_of_the_data_elsewhere_goes_on(tmp_path, config):
     (dict(seed=1), "seed was 0 and is 1"),
     (dict(batch_size=2), "batch_size was 4 and is 2"),
     (dict(packing=True), "packing was False and is True"),
-    (dict(min_tokens=200), "chunks was '"),
+    (dict(min_tokens=200), "content was '"),
     (dict(seq_len=32), "seq_len was 64 and is 32"),
   ],
 )

@@ -235,6 +235,39 @@ def test_batches_carry_the_weights_of_their_targets(
   assert seen == len(expected)
 
 
+def test_a_store_that_was_made_anew_is_other_data(tmp_path, make_store):
+  """By another evaluator, or other windows; its name and place may change."""
+  path = tmp_path / "a.jsonl"
+  rows = [{"id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)]
+  path.write_text("\n".join(map(json.dumps, rows)))
+
+  def open_data(store):
+    config = data.DataConfig(
+      sources=(str(path),),
+      seq_len=T,
+      batch_size=1,
+      cache_dir=str(tmp_path / "cache"),
+      key_tokens=store,
+    )
+    return data.open_training_data(config, TOKENIZER).iterator
+
+  state = open_data(make_store(checksum="1234"))().get_state()
+  same = make_store(
+    "moved", checksum="1234", evaluator="./E", versions={"a": 1}
+  )
+  open_data(same)(state)
+  for name, changes, message in (
+    (
+      "other",
+      dict(checksum="5678"),
+      "weights.checksum was '1234' and is '5678'",
+    ),
+    ("wider", dict(checksum="1234", stride=8), "weights.stride was 4 and is 8"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      open_data(make_store(name, **changes))(state)
+
+
 @pytest.mark.parametrize(
   ("stored", "asked", "message"),
   [
