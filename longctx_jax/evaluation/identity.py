@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from longctx_jax.key_tokens.manifest import NUMERICS
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.runtime import settings
 
@@ -50,7 +51,7 @@ def of_model(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def numerics() -> int:
   """A number that is raised whenever a result may change beyond rounding."""
-  return 1
+  return NUMERICS
 
 
 def keys_sha256(keys: KeyTokens) -> str:
