@@ -7,25 +7,27 @@ import logging as py_logging
 import os
 import pathlib
 import re
+import runpy
 import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
-import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from longctx_jax.runtime import failures, machine, urls
+from longctx_jax.runtime import device, failures, machine, urls
 from longctx_jax.scoring import protocol
 
-# Of a store of key tokens; the thresholds may be any that it can be read with.
+# Of a store of key tokens.
 _NAMED_FIELDS = (
   "evaluator",
   "longppl.short_len",
   "longppl.stride",
+  "longppl.alpha",
+  "longppl.beta",
   "longppl.protocol",
 )
 
@@ -34,13 +36,6 @@ _PACKAGE = f"{os.sep}longctx_jax{os.sep}"
 
 
 _CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
-
-
-# What a machine with the device has, and the extra that JAX needs for it.
-_DEVICES = {
-  "gpu": (("/dev/nvidiactl", "/dev/nvidia0"), "cuda"),
-  "tpu": (("/dev/accel0", "/dev/vfio/0"), "tpu"),
-}
 
 
 _default_config = ""
@@ -190,6 +185,7 @@ def run(
   *,
   verbs: Collection[str] = (),
   words: Collection[str] = (),
+  many: Collection[str] = (),
   platform: str = "",
   before: Callable[[], None] = lambda: None,
 ) -> None:
@@ -199,43 +195,97 @@ def run(
     main: takes the verb, where there are any, and the words after it.
     verbs: what the first word of the command line may be.
     words: what the others are, for the message.
+    many: verbs that any number of words may follow.
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
     before: runs before any device is used.
   """
   app.run(
     lambda argv: _run(lambda: main(*argv[1:]), platform, before),
-    flags_parser=lambda argv: _parse(argv, verbs, words),
+    flags_parser=lambda argv: _parse(argv, verbs, words, many),
   )
 
 
 def _parse(
-  argv: list[str], verbs: Collection[str], words: Collection[str]
+  argv: list[str],
+  verbs: Collection[str],
+  words: Collection[str],
+  many: Collection[str],
 ) -> list[str]:
   # A --flagfile may name the config.
-  given = flags.FLAGS.read_flags_from_files(argv[1:])
-  named = any(re.match(r"--?config(=|$)", argument) for argument in given)
-  if _default_config and not named:
-    argv = [argv[0], f"--config={_default_config}", *argv[1:]]
+  file = _config_file(flags.FLAGS.read_flags_from_files(argv[1:]))
+  if _default_config and not file:
+    file = _default_config
+    argv = [argv[0], f"--config={file}", *argv[1:]]
   try:
     rest = flags.FLAGS(argv)
-  except flags.Error as error:
+    _check_fields(file)
+    _check_outputs()
+  except (flags.Error, AttributeError, KeyError, ValueError, OSError) as error:
+    if "'get_config'" in str(error):
+      _fail(f"--config {file} is no config: it has no function get_config")
+    # A misspelled field of the config, or a file that is not there.
     _fail(error)
-  except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-    # A misspelled field of the config, or a file that is none.
-    _fail(error)
-  if verbs and (len(rest) != 2 + len(words) or rest[1] not in verbs):
+  except Exception as error:  # noqa: BLE001  a config is a program
+    _fail(f"--config {file} does not load: {type(error).__name__}: {error}")
+  more = len(rest) - 2 - len(words)
+  known = len(rest) > 1 and rest[1] in verbs
+  if verbs and not (known and (not more or (more > 0 and rest[1] in many))):
     expected = [f"one of {', '.join(verbs)}", *words]
     _fail(f"expected {', then '.join(expected)}")
   if not verbs and len(rest) > 1:
     _fail(f"arguments without a flag: {' '.join(rest[1:])}")
-  try:
-    for name in _OUTPUTS:
-      if name in flags.FLAGS:
-        urls.require_local(flags.FLAGS[name].value or "", flag=name)
-  except ValueError as error:
-    _fail(error)
   return rest
+
+
+def _config_file(argv: list[str]) -> str:
+  """What --config names on the command line; "" where it is not there."""
+  for word, following in itertools.pairwise([*argv, ""]):
+    if match := re.fullmatch(r"--?config(?:=(.*))?", word):
+      return following if match[1] is None else match[1]
+  return ""
+
+
+def _check_fields(file: str) -> None:
+  """Raises ValueError for a config that is made for another script."""
+  if not _default_config:
+    return
+  config = flags.FLAGS["config"].value
+  default = runpy.run_path(_default_config)["get_config"]()
+  lacking = list(_lacking(config, default))
+  # One that names its program is for `hand_over`.
+  if lacking and "program" not in config:
+    raise ValueError(
+      f"--config {file} is made for another script: it has no field "
+      f"{', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}. One that "
+      f"has is configs/{pathlib.Path(_default_config).name}"
+    )
+
+
+def _lacking(
+  config: ConfigDict, default: ConfigDict, prefix: str = ""
+) -> Iterator[str]:
+  for name, value in default.items():
+    if name not in config:
+      yield prefix + name
+    elif isinstance(value, ConfigDict) and isinstance(config[name], ConfigDict):
+      yield from _lacking(config[name], value, f"{prefix}{name}.")
+
+
+def _check_outputs() -> None:
+  """Raises ValueError where nothing can be written."""
+  for name, place in _outputs().items():
+    if name == "workdir" and not place:
+      raise ValueError("--workdir is empty: name a folder, which is made")
+    urls.require_local(place, flag=name)
+
+
+def _outputs() -> dict[str, str]:
+  """The flags that name what is written, and what they name."""
+  values = {
+    name: flags.FLAGS[name].value for name in _OUTPUTS if name in flags.FLAGS
+  }
+  return {name: value or "" for name, value in values.items()}
 
 
 def _fail(error: BaseException | str) -> NoReturn:
@@ -268,7 +318,9 @@ def _run(
   try:
     _hand_over()
     before()
-    _start_device(PLATFORM.value or platform)
+    device.start(PLATFORM.value or platform, cache=CACHE.value)
+    print(device.describe(), flush=True)
+    device.require_seen(PLATFORM.value or platform)
     main()
     sys.stdout.flush()
   except machine.Terminated:
@@ -280,7 +332,8 @@ def _run(
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
   except Exception as error:
-    sentence = failures.explain(error)
+    place = next(filter(None, _outputs().values()), "the disk")
+    sentence = failures.explain(error, place=place)
     if not sentence:
       raise
     if VERBOSE.value:
@@ -302,42 +355,3 @@ def _hand_over() -> None:
 
 def _is_ours_or_urgent(record: py_logging.LogRecord) -> bool:
   return record.levelno > py_logging.INFO or _PACKAGE in record.pathname
-
-
-def _start_device(platform: str) -> None:
-  if platform:
-    jax.config.update("jax_platforms", platform)
-  if CACHE.value:
-    folder = pathlib.Path(CACHE.value).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-  try:
-    backend = jax.default_backend()
-  except RuntimeError as error:
-    raise ValueError(
-      f"--platform {platform}: {str(error).splitlines()[0]}"
-    ) from error
-  print(device_line(), flush=True)
-  # JAX_PLATFORMS in the environment is a choice too.
-  if backend == "cpu" and not (platform or jax.config.jax_platforms):
-    for device, (paths, extra) in _DEVICES.items():
-      if any(os.path.exists(path) for path in paths):
-        raise ValueError(
-          f"this machine has a {device}, but JAX sees only the CPU: install "
-          f"the extra for it (pip install -e '.[{extra}]'), or go on with "
-          "--platform cpu"
-        )
-
-
-def device_line() -> str:
-  """What the program runs on, e.g. "jax 0.10.2 | cpu x2 | 23 GiB"."""
-  device = jax.devices()[0]
-  if device.platform == "cpu":
-    count, kind = machine.cpu_count(), "cpu"
-    size = machine.memory_bytes()
-  else:
-    count, kind = jax.device_count(), device.device_kind
-    stats = device.memory_stats() or {}
-    size = stats["bytes_limit"] if "bytes_limit" in stats else 0
-  memory = f" | {size / 2**30:.0f} GiB" if size else ""
-  return f"jax {jax.__version__} | {kind} x{count}{memory}"

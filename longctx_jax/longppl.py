@@ -54,6 +54,16 @@ def find_key_tokens(
   Raises:
     ValueError: bad windows or protocol; an evaluator without a tokenizer, or
       one that needs its BOS under "paper".
+
+  >>> from longctx_jax import testing
+  >>> text = testing.synthetic_document(0, num_words=40)
+  >>> evaluator = testing.tiny_model(seed=0)
+  >>> keys = find_key_tokens(
+  ...   text, evaluator, short_len=32, stride=16, alpha=0.5, beta=-20.0
+  ... )
+  >>> start, end = keys.spans[0].tolist()  # characters that need the context
+  >>> 48 <= start < end <= len(text)
+  True
   """
   protocol_lib.check_protocol(protocol, "truncate_end")
   windows, thresholds = Windows(short_len, stride), Thresholds(alpha, beta)
@@ -106,6 +116,18 @@ def compute_longppl(
   Raises:
     ValueError: a text that is not the one of its keys, or a model without a
       tokenizer or, under "paper", one that needs its BOS.
+
+  >>> from longctx_jax import testing
+  >>> text = testing.synthetic_document(0, num_words=40)
+  >>> evaluator = testing.tiny_model(seed=0)
+  >>> keys = find_key_tokens(
+  ...   text, evaluator, short_len=32, stride=16, alpha=0.5, beta=-20.0
+  ... )
+  >>> result = compute_longppl(text, testing.tiny_model(seed=1), keys)
+  >>> result.n_key_tokens == int(keys.key_mask.sum())  # both read the same
+  True
+  >>> result.longppl > 1.0
+  True
   """
   require_tokenizer(model)
   texts = [text] if isinstance(text, str) else list(text)
@@ -173,6 +195,18 @@ def longppl_from_log_probs(
   Raises:
     ValueError: a text that is not the one of its keys, or arrays that do not
       fit it; see `passes.check_log_probs`.
+
+  >>> from longctx_jax import testing
+  >>> text = testing.synthetic_document(0, num_words=40)
+  >>> evaluator = testing.tiny_model(seed=0)
+  >>> keys = find_key_tokens(
+  ...   text, evaluator, short_len=32, stride=16, alpha=0.5, beta=-20.0
+  ... )
+  >>> offsets = [(i, i + 1) for i in range(len(text))]  # a character a token
+  >>> log_probs = [-0.5] * len(text)
+  >>> result = longppl_from_log_probs(text, log_probs, offsets, keys)
+  >>> result.key_nll_sum_nats / result.n_key_tokens
+  0.5
   """
   if isinstance(text, str):
     text, log_probs, offsets = [text], [log_probs], [offsets]

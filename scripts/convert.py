@@ -6,9 +6,10 @@ r"""Converts a checkpoint, and compares its logits with a reference's.
     --verify reference.npz
 
 Sources are Hugging Face folders, hub ids, .gguf files, Orbax folders made here
-and steps of a training run (W/checkpoints/100). Without --target, --verify compares the source. The status is 2 where a
-logit differs by more than --tolerance. Tensors that match --allow_missing may
-be missing (0, norms the identity) or unexplained (left out).
+and steps of a training run (W/checkpoints/100). Without --target, --verify
+compares the source. The status is 2 where a logit differs by more than
+--tolerance. Tensors that match --allow_missing may be missing (0, norms the
+identity) or unexplained (left out).
 """
 
 from absl import flags

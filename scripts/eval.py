@@ -27,6 +27,7 @@ _KEYS = flags.DEFINE_string("keys", None, "scored workdir, or slices:FOLDER")
 _TOKENS = flags.DEFINE_bool("per_token", None, "write a row per target")
 _LOG_PROBS = flags.DEFINE_string("log_probs", "", "Parquet from elsewhere")
 _NAME = flags.DEFINE_string("name", "", "of the model of --log_probs")
+_SHARED = flags.DEFINE_bool("intersection", False, "what keys and data share")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start anew")
 
 
@@ -47,10 +48,11 @@ def main():
     overwrite=_OVERWRITE.value,
     foreign=foreign,
     named=commands.named_fields(_CONFIG, values),
+    intersection=_SHARED.value,
   )
-  results = files.load_results(_WORKDIR.value)
-  print(comparison.compare_table(results, fmt="text", force=True))
-  print(f"next: python scripts/report.py html {_WORKDIR.value}")
+  print(comparison.run_table(found, files.load_results(_WORKDIR.value)))
+  if any(result.has_numbers for result in found):
+    print(f"next: python scripts/report.py html {_WORKDIR.value}")
   run.check_finished(found)
 
 

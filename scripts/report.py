@@ -9,11 +9,9 @@ from absl import flags
 
 from longctx_jax import commands
 from longctx_jax.evaluation import files
-from longctx_jax.report import comparison, correlation, heatmap, page
+from longctx_jax.report import comparison, correlation, heatmap, page, tables
 
-_FORMAT = flags.DEFINE_enum(
-  "format", "text", ["text", "markdown", "csv", "latex"], "of the table"
-)
+_FORMAT = flags.DEFINE_enum("format", "text", tables.FORMATS, "of tables")
 _BASELINE = flags.DEFINE_string("baseline", "", "model to divide by")
 _FORCE = flags.DEFINE_bool("force", False, "compare unlike runs all the same")
 _BENCHMARKS = flags.DEFINE_string("benchmarks", "", "CSV: model, benchmarks")
@@ -32,7 +30,8 @@ def main(verb: str, workdir: str):
   if verb == "compare":
     print(comparison.compare_table(results, fmt=_FORMAT.value, **options))
   elif verb == "correlate":
-    found = correlation.correlate(results, _BENCHMARKS.value)
+    scores, force = _BENCHMARKS.value, _FORCE.value
+    found = correlation.correlate(results, scores, force=force)
     print(correlation.correlation_table(found, fmt=_FORMAT.value))
   else:
     path = _OUTPUT.value or f"{workdir}/report.html"
@@ -44,6 +43,7 @@ def main(verb: str, workdir: str):
       _DOCUMENTS.value,
       id_column=_ID.value,
       thresholds=(alpha, beta),
+      results=() if _FORCE.value else results,
     )
     page.render_report(
       results, documents, path, alpha=alpha, beta=beta, **options

@@ -99,7 +99,7 @@ MISTAKES = {
   ),
   "a list of models that is missing, for a config of a flag file": (
     [EVAL, "--flagfile={folder}/flags.txt", "--models_file=none.txt"],
-    "No such file or directory: 'none.txt'",
+    "none.txt: No such file or directory",
   ),
   "a variant of a config in a flag file": (
     [EVAL, "--flagfile={folder}/variant.txt"], "variant 'k1025' is not one of"
@@ -111,7 +111,8 @@ MISTAKES = {
     "config.program='retreival': there is no ",
   ),
   "a list of models that is missing": (
-    [EVAL, "--models_file=none.txt"], "No such file or directory: 'none.txt'"
+    [EVAL, "--models_file=none.txt"],
+    "none.txt: No such file or directory: check how it is spelled",
   ),
   "log-probs that are missing": (
     [EVAL, "--log_probs=none.parquet", "--name=x"], "none.parquet"
@@ -176,10 +177,44 @@ MISTAKES = {
     [SCORE, "--workdir=w", "--data=cut.json", "--model=m0"],
     "cut.json is one JSON array, and damaged at element 1",
   ),
+  "a config that raises": (
+    [SCORE, "--config=raises.py", "--workdir=w"],
+    "--config raises.py does not load: ZeroDivisionError: division by zero",
+  ),
+  "a config that is none": (
+    [SCORE, "--config", "c.jsonl", "--workdir=w"], "c.jsonl is no config: it"
+  ),
+  "a config of another script": (
+    [SCORE, "--config={root}/configs/tiny.py", "--workdir=w", "--model=m0"],
+    "tiny.py is made for another script: it has no field data.chunk_len, ",
+  ),
+  "a workdir without a name": ([SCORE, "--workdir="], "--workdir is empty"),
+  "a workdir that is a file": (
+    [SCORE, "--workdir=c.jsonl", "--model=m0", "--data=c.jsonl"],
+    "Not a directory: a file stands where a folder is wanted",
+  ),
+  "a source without a name": (
+    [SCORE, "--workdir=w", "--model=m0", "--data="], "a source is empty"
+  ),
+  "a size below nothing": (
+    [SCORE, "--workdir=w", "--model=m0", "--data=c.jsonl", "--max_length=-3"],
+    "data.max_length=-3 must be at least 0",
+  ),
+  "a chunk of nothing": (
+    [SCORE, "--workdir=w", "--data=c.jsonl", "--config.scoring.chunk=0"],
+    "scoring.chunk=0 must be at least 1",
+  ),
+  "a pattern": (
+    [CONVERT, "--source=m0", "--target=c", "--allow_missing=["],
+    "the pattern '[' is no regular expression: ",
+  ),
+  "logits that are none": (
+    [CONVERT, "--source=m0", "--verify=junk.bin"], "junk.bin is no .npz file"
+  ),
   "a full disk": (
     ["full.py", "{root}/" + SCORE, "--workdir=w", "--data=c.jsonl",
      "--model=m0"],
-    "no space left on the disk. Free some, and the same",
+    ": no space left on the disk. Free some, and the same command goes on",
   ),
   **{
     f"{flag} of {script} in a bucket": (
@@ -206,6 +241,7 @@ def finished(tmp_path_factory):
   (folder / "with.py").write_text(ON_A_MACHINE_WITH)
   (folder / "full.py").write_text(FULL_DISK)
   (folder / "stop.py").write_text(INTERRUPTED)
+  (folder / "raises.py").write_text("def get_config():\n  return 1 / 0\n")
   (folder / "junk.bin").write_bytes(b"\xff\xfe\x00\x81" * 99)
   (folder / "cut.json").write_text('[{"text": "a"}, {"te')
   (folder / "r" / "results").mkdir(parents=True)

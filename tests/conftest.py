@@ -10,9 +10,18 @@ os.environ["XLA_FLAGS"] = (
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import support.typechecked  # noqa: E402, F401
+from jaxtyping import install_import_hook  # noqa: E402
+
+# Shapes and types of arguments and results are checked in every test; what is
+# imported before this line would not be.
+install_import_hook("longctx_jax", "support.typechecked.check")
+
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from absl import logging  # noqa: E402
+from support import tiny_runs  # noqa: E402
 from support.checks import one_device_mesh  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -53,6 +62,28 @@ def no_network(monkeypatch):
 @pytest.fixture
 def rng():
   return np.random.default_rng(0)
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+  """What was logged as a warning, formatted."""
+  said = []
+  monkeypatch.setattr(
+    logging, "warning", lambda text, *values: said.append(text % values)
+  )
+  return said
+
+
+@pytest.fixture(scope="session")
+def compiled():
+  """Programs by model config and options: see `tiny_runs.share_passes`."""
+  return {}
+
+
+@pytest.fixture
+def scorers(monkeypatch, compiled):
+  """The scorers that the test makes; they share their programs with others."""
+  return tiny_runs.share_passes(monkeypatch, compiled)
 
 
 @pytest.fixture

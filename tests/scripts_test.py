@@ -44,6 +44,11 @@ COMMANDS = {
   "log-probs": [EVAL, "--keys", "keys", "--data", "docs", "--log_probs",
                 "engine.parquet", "--name", "lab/A", "--workdir", "foreign",
                 *THRESHOLDS],
+  "what both hold": [EVAL, "--keys", "keys", "--data", "docs/d0.txt", "--model",
+                     "m1", "--workdir", "shared", "--intersection"],
+  "nothing read": [EVAL, "--keys", "keys", "--data", "docs", "--model", "m1",
+                   "--workdir", "nothing", "--max_length=10",
+                   "--over_length=skip"],
   "a variant": [EVAL, "--config", f"{ROOT}/configs/longppl.py:k1024", "--model",
                 "m1", "--evaluator", "m0", "--data", "docs", "--workdir", "k1"],
   "text": [REPORT, "compare", "many"],
@@ -67,8 +72,8 @@ COMMANDS = {
   "other texts": [EVAL, "--keys", "keys", "--data", "docs/d0.txt", "--model",
                   "m1"],
 }  # fmt: skip
-# One of its models is missing.
-INCOMPLETE = "many models"
+# One of its models is missing; no document is short enough.
+INCOMPLETE, NOTHING = "many models", "nothing read"
 REFUSED = {
   "other windows": "short_len is 32 there and 2048 here",
   "another protocol": "protocol is 'paper' there and 'strict' here",
@@ -117,7 +122,7 @@ def result(folder, workdir, name):
 @pytest.mark.parametrize("name", [n for n in COMMANDS if n not in REFUSED])
 def test_a_documented_command_works(finished, name):
   one = finished[name]
-  assert one.status == (2 if name == INCOMPLETE else 0), one.err
+  assert one.status == (2 if name in (INCOMPLETE, NOTHING) else 0), one.err
   assert one.out.startswith("jax ") and "Traceback" not in one.err
 
 
@@ -146,8 +151,9 @@ def test_the_numbers_do_not_depend_on_the_way(finished, folder):
   sliced = result(folder, "sliced", "m1")
   assert sliced["n_key_tokens"] == 6 * len(TEXTS)
   assert sliced["nll_sum_nats"] == one["nll_sum_nats"]
-  # At the default thresholds random models have next to no key tokens.
-  assert result(folder, "runs/eval", "m1")["n_key_tokens"] < 20
+  # The thresholds are those that were scored with, unless others are named.
+  assert result(folder, "runs/eval", "m1")["alpha"] == ALPHA
+  assert result(folder, "runs/eval", "m1")["longppl"] == one["longppl"]
   assert result(folder, "foreign", "lab--A")["longppl"] == pytest.approx(math.e)
 
 
@@ -161,6 +167,18 @@ def test_a_failed_model_is_a_row_in_every_format(finished, folder):
   assert finished["latex"].out.count(r"\\") >= 4
   assert "LongBench" in finished["correlate"].out
   assert "left out: missing" in finished["correlate"].out
+
+
+def test_where_nothing_is_read_nothing_comes_next(finished):
+  one = finished[NOTHING]
+  assert "error: m1 scored nothing: of 4 documents 4 too_long" in one.err
+  assert "0 of 4" in one.out and "next:" not in one.out
+
+
+def test_what_key_tokens_and_data_share_is_counted(finished, folder):
+  said = finished["what both hold"].err
+  assert "1 documents are in the corpus and in the key tokens" in said
+  assert result(folder, "shared", "m1")["n_documents"] == 1
 
 
 def test_a_finished_command_repeated_says_the_same(finished, folder):

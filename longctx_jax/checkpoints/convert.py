@@ -20,6 +20,7 @@ from longctx_jax.checkpoints import (
 )
 from longctx_jax.model import sharding
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.runtime import failures
 
 FORMATS = ("hf", "orbax")
 DTYPES = ("", "float32", "bfloat16", "float16")
@@ -192,7 +193,10 @@ def verify(model: LoadedModel, reference: str) -> Verification:
   Raises:
     ValueError: where the file holds something else.
   """
-  with np.load(reference) as stored:
+  with open(reference, "rb") as file:
+    if file.read(2) != b"PK":
+      raise ValueError(f"{reference} is no .npz file of NumPy")
+  with failures.reading(reference), np.load(reference) as stored:
     lacking = {"input_ids", "logits"} - set(stored.files)
     if lacking:
       raise ValueError(f"{reference}: no {' and no '.join(sorted(lacking))}")

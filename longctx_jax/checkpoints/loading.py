@@ -52,6 +52,15 @@ def load_model(
     FileNotFoundError: where there is no such path, or a file of it is missing.
     ValueError: for a checkpoint that cannot be read faithfully; see
       `config_json.from_hf` and `weights.load_parameters`.
+
+  >>> import tempfile
+  >>> from longctx_jax import testing
+  >>> source = testing.RandomSource(testing.tiny_config(), seed=0)
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   source.save(f"{folder}/tiny")
+  ...   model = load_model(f"{folder}/tiny")
+  >>> model.config.num_layers
+  2
   """
   name = str(path)
   folder, revision = hub.resolve(name)

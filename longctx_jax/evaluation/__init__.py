@@ -4,6 +4,7 @@ Doors, for other rooms:
   passes: one model over documents: sums per document
   results: the result of a model: documents pooled, JSON
   foreign: log-probs that another engine computed
+  identity: what a number belongs to
   files: what an evaluation writes and reads
   run: many models on one store
 
@@ -13,4 +14,4 @@ Inside:
   caveats: what a reader of a result must know
 """
 
-__all__ = ["passes", "results", "foreign", "files", "run"]
+__all__ = ["passes", "results", "foreign", "identity", "files", "run"]

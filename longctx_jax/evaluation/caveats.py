@@ -14,6 +14,14 @@ _HIGH_COPIED_SHARE = 0.3
 _HIGH_MIRROR_SHARE = 0.2
 _LOW_COVERAGE = 0.9
 _HIGH_KEY_SHARE = 0.5
+# Why a document was not read though it has a text, and what helps.
+_REMEDIES = {
+  "nothing_to_score": "",
+  "too_long": "; --max_length, or --over_length truncate_end",
+  "failed": "",
+  "unusable_offsets": "; the tokenizer does not say which characters its "
+  "tokens stand for",
+}
 # Weights in bfloat16 or 8 bits change a loss by about 1 %, a BOS in front by 3;
 # two models that were trained apart differ by 20 % and more.
 _SAME_MODEL_GAP = 0.05
@@ -22,17 +30,69 @@ _SAME_MODEL_GAP = 0.05
 def find(
   documents: Sequence[DocumentResult],
   scores: Sequence[Mapping[str, Any]],
+  *,
   manifest: Manifest | None = None,
+  max_length: int | None = None,
 ) -> list[str]:
-  """One sentence each.
+  """One sentence each, what is left out first.
 
   Args:
     documents: under one model.
     scores: document scores of the key-token store, where it has any.
     manifest: of the key tokens; None where nobody asks how they were made.
+    max_length: ids that the model reads; None where it ran elsewhere.
   """
-  found = _of_key_tokens(documents, scores) + _of_model(documents)
-  return found + (rope_tables(documents, manifest) if manifest else [])
+  return [
+    *_left_out(documents, max_length),
+    *_of_key_tokens(documents, scores),
+    *_coverage(documents),
+    *(rope_tables(documents, manifest) if manifest else []),
+  ]
+
+
+def _left_out(
+  documents: Sequence[DocumentResult], max_length: int | None
+) -> list[str]:
+  found = []
+  for reason, remedy in _REMEDIES.items():
+    unread = [one for one in documents if one.reason == reason]
+    if unread:
+      causes = [f": {one.cause}" for one in unread if one.cause] or [""]
+      found.append(
+        f"{len(unread)} of {len(documents)} documents were not read ({reason}, "
+        f"{unread[0].doc_id!r} first{causes[0]}){remedy}"
+      )
+  read = [one for one in documents if one.n_chars_read]
+  short = [one for one in read if one.n_chars_scored < one.n_chars]
+  if short:
+    share = 1 - _ratio(short, "n_chars_scored", "n_chars")
+    found.append(
+      f"the evaluator read {len(short)} of {len(documents)} documents in part: "
+      f"{share:.0%} of their characters are unread, by every model; score with "
+      "a larger --max_length"
+    )
+  cut = [one for one in read if one.truncated]
+  if cut:
+    share = 1 - _ratio(cut, "n_chars_read", "n_chars_scored")
+    first = cut[0]
+    limit = f"this model's {max_length:,} ids" if max_length else "a part"
+    remedy = (
+      "--max_length"
+      if max_length
+      else f"of {first.doc_id!r} characters {first.read_from:,} to "
+      f"{first.read_to:,} of {first.n_chars_scored:,} have log-probs"
+    )
+    found.append(
+      f"{len(cut)} of {len(documents)} documents were cut to {limit}: "
+      f"{share:.0%} of their characters are unread; {remedy}"
+    )
+  return found
+
+
+def _ratio(documents: Sequence[DocumentResult], part: str, whole: str) -> float:
+  return sum(getattr(one, part) for one in documents) / max(
+    sum(getattr(one, whole) for one in documents), 1
+  )
 
 
 def _of_key_tokens(
@@ -68,17 +128,22 @@ def _of_key_tokens(
   return found
 
 
-def _of_model(documents: Sequence[DocumentResult]) -> list[str]:
+def _coverage(documents: Sequence[DocumentResult]) -> list[str]:
   found = []
   key_chars = sum(document.key_chars for document in documents)
-  covered = sum(document.covered_chars for document in documents)
-  if key_chars and covered / key_chars < _LOW_COVERAGE:
+  unread = sum(document.unread_key_chars for document in documents)
+  if unread:
     found.append(
-      f"this tokenizer's tokens cover {covered / key_chars:.0%} of the key "
-      "characters"
+      f"{unread / key_chars:.0%} of the key characters stand where this model "
+      "did not read"
     )
-  if any(document.truncated for document in documents):
-    found.append("documents were cut to this model's context")
+  covered = sum(document.covered_chars for document in documents)
+  read = key_chars - unread
+  if read and covered / read < _LOW_COVERAGE:
+    found.append(
+      f"this tokenizer's tokens cover {covered / read:.0%} of the key "
+      f"characters{' that it read' if unread else ''}"
+    )
   if is_near_evaluator(documents):
     found.append(
       "its losses are the evaluator's to within "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,15 @@ class DocumentResult:
     covered_chars: those of them that this model's key tokens cover.
     n_unscorable_key: key tokens without a prediction (the first id).
     truncated: whether the model read less than was scored for key tokens.
-    text_sha256: hash of the text; "" where it is not known.
+    text_sha256: hash of the text; "" where it could not be read, and in files
+      that were written before it was recorded.
+    keys_sha256: see `identity.keys_sha256`; "" as above.
+    n_chars: characters of the document.
+    n_chars_scored: those of them that the evaluator read.
+    read_from: first character that the model read.
+    read_to: character behind the last one; equal where it read none.
+    unread_key_chars: characters of the spans outside of these.
+    cause: of reason "failed".
     shared_nll_sum: the evaluator's loss of the targets that both models have,
       nats; 0 where its log-probs are not known.
     shared_gap_sum: sum of the absolute differences of the two losses there.
@@ -54,8 +63,22 @@ class DocumentResult:
   n_unscorable_key: int = 0
   truncated: bool = False
   text_sha256: str = ""
+  keys_sha256: str = ""
+  n_chars: int = 0
+  n_chars_scored: int = 0
+  read_from: int = 0
+  read_to: int = 0
+  unread_key_chars: int = 0
+  cause: str = ""
   shared_nll_sum: float = 0.0
   shared_gap_sum: float = 0.0
+
+  def __post_init__(self):
+    sums = (self.nll_sum, *self.region_nll_sums)
+    if not all(map(math.isfinite, sums)):
+      raise ValueError(
+        f"the losses of document {self.doc_id!r} are not finite: {sums}"
+      )
 
   @classmethod
   def from_json(cls, fields: Mapping[str, Any]) -> DocumentResult:
@@ -81,6 +104,21 @@ class DocumentResult:
       "longppl", "ppl",
     )  # fmt: skip
     return self.to_json() | {name: getattr(self, name) for name in derived}
+
+  @property
+  def identity(self) -> tuple[str, str, str]:
+    """What its numbers belong to, beside the model: id, text, key tokens."""
+    return self.doc_id, self.text_sha256, self.keys_sha256
+
+  @property
+  def n_chars_read(self) -> int:
+    """Characters that the model read."""
+    return self.read_to - self.read_from
+
+  @property
+  def is_cut(self) -> bool:
+    """Whether it was read, and not all of it: by the evaluator or the model."""
+    return 0 < self.n_chars_read < self.n_chars
 
   @property
   def n_key_tokens(self) -> int:

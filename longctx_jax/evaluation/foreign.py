@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pathlib
 from typing import Any
 
@@ -11,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longctx_jax.evaluation import passes, results
-from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.evaluation.matched import Matched
 from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.runtime import failures
@@ -36,6 +36,11 @@ class ForeignLogProbs:
 
   name: str
   path: str
+
+  def sha256(self) -> str:
+    """Hash of the file: what its numbers belong to."""
+    with open(self.path, "rb") as file:
+      return hashlib.file_digest(file, "sha256").hexdigest()
 
   def rows(self) -> dict[str, dict[str, Any]]:
     """doc_id -> row.
@@ -100,7 +105,7 @@ def evaluate_log_probs(
   for keys, document in matched:
     scores.append(keys.scores)
     if keys.reason in passes.UNREADABLE:
-      found.append(DocumentResult(keys.doc_id, keys.doc_index, keys.reason))
+      found.append(passes.unscored(keys, document.text or "", keys.reason))
       continue
     if keys.doc_id not in rows:
       raise ValueError(f"{foreign.path}: no row for document {keys.doc_id!r}")
@@ -128,5 +133,5 @@ def evaluate_log_probs(
     scores=scores,
     name=foreign.name,
     keys=matched.store.manifest,
-    model={"log_probs": foreign.path},
+    model={"log_probs": foreign.path, "checksum": foreign.sha256()},
   )

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from absl import logging
+from jaxtyping import Float, Int
 
+from longctx_jax.evaluation import identity
 from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
@@ -27,37 +30,48 @@ UNREADABLE = (
 )
 
 
-# What determines log-probs. The name does not: a folder and its hub id are one.
-_SAME_PASS = ("checksum", "tokenizer_fingerprint", "rope", "attention", "dtype")
+# Longest first token: a text that begins later was cut at its front.
+_FIRST_TOKEN_CHARS = 256
 
 
 def document_result(
   keys: KeyTokens,
   text: str,
-  offsets: np.ndarray,
-  log_probs: np.ndarray,
+  offsets: Int[np.ndarray, "T 2"],
+  log_probs: Float[np.ndarray, " T"],
   *,
-  unpredicted: np.ndarray | None = None,
-  truncated: bool = False,
+  unpredicted: Int[np.ndarray, " 2"] | None = None,
+  read: tuple[int, int] | None = None,
 ) -> DocumentResult:
   """Key spans projected on a model's targets, and the sums over them.
 
   A target is key iff its characters lie wholly in one span (paper, section
-  3.2; "contained").
+  3.2; "contained"). A document whose log-probs are not finite is failed.
 
   Args:
     keys: of the document.
-    text: the document.
+    text: the document, all of it.
     offsets: characters of the targets [T, 2].
     log_probs: log P(target | full context) [T], nats.
     unpredicted: characters of the first id, where nothing predicts it [2].
-    truncated: whether the model read less than the evaluator.
+    read: characters [a, b) that the model read; None for all that the
+      evaluator did.
   """
+  bad = ~np.isfinite(log_probs)
+  if bad.any():
+    t = int(bad.argmax())
+    return unscored(
+      keys,
+      text,
+      "failed",
+      cause=f"the log-prob of target {t} of {len(bad)} is {log_probs[t]}: the "
+      "weights are damaged, or overflow in their dtype",
+    )
+  read_from, read_to = read or (0, keys.n_chars)
   key_mask = spans.project(keys.spans, offsets, policy="contained")
   nll = -np.asarray(log_probs, np.float64)
   regions = intervals.region_labels(key_mask)
-  # Slice files may hold the byte tokens of one character one by one.
-  key_chars = int(np.diff(spans.merge_adjacent(keys.spans)).sum())
+  facts = unscored(keys, text, keys.reason)
   covered = spans.covered_share(keys.spans, offsets, key_mask) or 0.0
   unscorable = 0
   if unpredicted is not None:
@@ -68,9 +82,9 @@ def document_result(
     reason = "no_key_tokens"
   shared_nll_sum, shared_gap_sum = _compare(keys, offsets, log_probs)
   scored = text[offsets[:, 0].min() : offsets[:, 1].max()]
-  return DocumentResult(
-    doc_id=keys.doc_id,
-    doc_index=keys.doc_index,
+  inside = np.clip(spans.merge_adjacent(keys.spans), read_from, read_to)
+  return dataclasses.replace(
+    facts,
     reason=reason,
     n_tokens=len(nll),
     nll_sum=float(nll.sum()),
@@ -82,14 +96,42 @@ def document_result(
       len(text[start:end].encode())
       for start, end in spans.merge_adjacent(offsets[key_mask])
     ),
-    n_eligible=keys.n_eligible,
-    key_chars=key_chars,
-    covered_chars=round(covered * key_chars),
+    covered_chars=round(covered * facts.key_chars),
     n_unscorable_key=unscorable,
-    truncated=truncated,
-    text_sha256=keys.text_sha256,
+    truncated=read_to - read_from < keys.n_chars,
+    read_from=read_from,
+    read_to=read_to,
+    unread_key_chars=facts.key_chars - int(np.diff(inside).sum()),
     shared_nll_sum=shared_nll_sum,
     shared_gap_sum=shared_gap_sum,
+  )
+
+
+def unscored(
+  keys: KeyTokens, text: str, reason: str, *, cause: str = ""
+) -> DocumentResult:
+  """A document that the model did not read: its key tokens count as missed.
+
+  Args:
+    keys: of the document.
+    text: the document, all of it.
+    reason: why.
+    cause: of reason "failed".
+  """
+  # Slice files may hold the byte tokens of one character one by one.
+  key_chars = int(np.diff(spans.merge_adjacent(keys.spans)).sum())
+  return DocumentResult(
+    doc_id=keys.doc_id,
+    doc_index=keys.doc_index,
+    reason=reason,
+    n_eligible=keys.n_eligible,
+    key_chars=key_chars,
+    text_sha256=keys.text_sha256,
+    keys_sha256=identity.keys_sha256(keys),
+    n_chars=len(text),
+    n_chars_scored=keys.n_chars,
+    unread_key_chars=key_chars,
+    cause=cause,
   )
 
 
@@ -190,17 +232,32 @@ def result_from_log_probs(
     ValueError: see `check_log_probs`.
   """
   if keys.reason in UNREADABLE:
-    return DocumentResult(keys.doc_id, keys.doc_index, keys.reason)
+    return unscored(keys, text, keys.reason)
   log_probs, offsets = check_log_probs(keys.doc_id, text, log_probs, offsets)
   # What the evaluator did not read of a document counts for nobody.
-  read = offsets[:, 1] <= keys.n_chars
-  if not read.any():
+  kept = offsets[:, 1] <= keys.n_chars
+  if not kept.any():
     raise ValueError(
       f"document {keys.doc_id!r}: all {len(offsets)} offsets lie behind the "
       f"{keys.n_chars} characters that the evaluator read: the log-probs are "
       "of another part of the text"
     )
-  return document_result(keys, text, offsets[read], log_probs[read])
+  offsets, log_probs = offsets[kept], log_probs[kept]
+  read = _read_by_another(text[: keys.n_chars], offsets)
+  return document_result(keys, text, offsets, log_probs, read=read)
+
+
+def _read_by_another(
+  text: str, offsets: Int[np.ndarray, "T 2"]
+) -> tuple[int, int]:
+  """Characters that an engine read, as far as its log-probs show it.
+
+  The first token has none, and spaces at the end may belong to no token.
+  """
+  start, end = int(offsets[:, 0].min()), int(offsets[:, 1].max())
+  if start <= _FIRST_TOKEN_CHARS:
+    start = 0
+  return start, end if text[end:].strip() else len(text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,12 +269,14 @@ class Evaluated:
     result: sums.
     prepared: what the model read, or None.
     log_probs: log P(target | full context) [T], nats, or None.
+    reused: whether they are the evaluator's own.
   """
 
   keys: KeyTokens
   result: DocumentResult
   prepared: Prepared | None = None
   log_probs: np.ndarray | None = None
+  reused: bool = False
 
   @property
   def key_mask(self) -> np.ndarray:
@@ -236,6 +295,7 @@ class Evaluation:
     self_evaluated: whether evaluator and model have the same weights or, where
       the key tokens come from slice files, the same name.
     reused: documents whose log-probs were the evaluator's own.
+    max_length: ids that the model reads of a document.
   """
 
   def __init__(
@@ -250,13 +310,15 @@ class Evaluation:
     self.protocol = manifest.protocol
     self.reused = 0
     self._over_length = over_length
-    self._max_length = max_length or scorer.model.config.max_position
+    self.max_length = max_length or scorer.model.config.max_position
     own = finder.identity(scorer.model)
-    same = {name for name in _SAME_PASS if getattr(manifest, name) == own[name]}
+    same = {
+      name for name in identity.MODEL if getattr(manifest, name) == own[name]
+    }
     self.self_evaluated = "checksum" in same or has_evaluators_name(
       manifest, scorer.model.name
     )
-    self._same_pass = len(same) == len(_SAME_PASS)
+    self._same_pass = len(same) == len(identity.MODEL)
 
   def check_bos(self, texts: Iterable[str]) -> None:
     """See `protocol.check_bos`; to be called before anything is evaluated."""
@@ -270,16 +332,14 @@ class Evaluation:
     # By place, since key tokens found one by one share their index.
     waiting: dict[int, tuple[KeyTokens, str, Prepared]] = {}
 
-    def jobs():
+    def jobs() -> Iterator[scorer_lib.Job | Evaluated]:
       for place, (keys, text) in enumerate(pairs):
-        text = text[: keys.n_chars]
-        prepared, log_probs = self._read(keys, text)
+        prepared, log_probs = self._read(keys, text[: keys.n_chars])
         if prepared.reason:
-          result = DocumentResult(keys.doc_id, keys.doc_index, prepared.reason)
-          yield Evaluated(keys, result)
+          yield Evaluated(keys, unscored(keys, text, prepared.reason))
         elif log_probs is not None:
           self.reused += 1
-          yield _evaluated(keys, text, prepared, log_probs)
+          yield _evaluated(keys, text, prepared, log_probs, reused=True)
         else:
           waiting[place] = keys, text, prepared
           yield scorer_lib.Job(place, prepared.ids, prepared.prefix_len)
@@ -289,7 +349,9 @@ class Evaluation:
         done = _evaluated(*waiting.pop(done.job.key), done.long)
       yield done
 
-  def _read(self, keys, text):
+  def _read(
+    self, keys: KeyTokens, text: str
+  ) -> tuple[Prepared, Float[np.ndarray, " T"] | None]:
     """What the model reads, and the evaluator's log-probs if they are its."""
     if keys.reason in UNREADABLE:
       return protocol.unscorable(keys.reason), None
@@ -301,24 +363,34 @@ class Evaluation:
     same = same and np.array_equal(theirs.offsets, keys.offsets)
     return prepared, keys.long_log_probs if same else None
 
-  def _prepare(self, text, *, is_evaluator):
+  def _prepare(self, text: str, *, is_evaluator: bool) -> Prepared:
     return protocol.prepare(
       text,
       self.scorer.model.tokenizer,
       protocol=self.protocol,
       is_evaluator=is_evaluator,
-      max_length=self._max_length,
+      max_length=self.max_length,
       over_length=self._over_length,
     )
 
 
-def _evaluated(keys, text, prepared, log_probs):
+def _evaluated(
+  keys: KeyTokens,
+  text: str,
+  prepared: Prepared,
+  log_probs: Float[np.ndarray, " T"],
+  *,
+  reused: bool = False,
+) -> Evaluated:
   result = document_result(
     keys,
     text,
     prepared.offsets,
     log_probs,
     unpredicted=prepared.unpredicted,
-    truncated=prepared.truncated,
+    read=(0, prepared.n_chars),
   )
-  return Evaluated(keys, result, prepared, log_probs)
+  if result.reason == "failed":
+    logging.warning("document %r failed: %s", keys.doc_id, result.cause)
+    return Evaluated(keys, result)
+  return Evaluated(keys, result, prepared, log_probs, reused)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,6 +53,9 @@ class ModelResult:
     n_key_regions: runs of key tokens with gaps of at most 16 targets.
     n_eligible: ids of the evaluator that could be key.
     n_documents, n_documents_eligible: all, and those with such ids.
+    n_documents_read: those with scored targets.
+    n_documents_cut: those of them that the model read in part.
+    chars_unread_share: of the characters of all documents.
     null_reasons: reason -> documents without LongPPL.
     key_coverage: share of the key characters that the key tokens cover.
     n_near_threshold: targets whose decision rounding could flip.
@@ -60,6 +65,9 @@ class ModelResult:
     warnings: what a reader must know.
     keys: manifest of the key tokens.
     model: what determines the log-probs.
+    max_length: ids that the model reads of a document; None where an engine
+      elsewhere did.
+    over_length: what becomes of longer ones.
     n_reused: documents whose log-probs were the evaluator's own.
     seconds, tokens_per_second, padding_share: of the passes.
     rope_tables: of the longest document and of a window.
@@ -89,6 +97,9 @@ class ModelResult:
   n_eligible: int | None = None
   n_documents: int | None = None
   n_documents_eligible: int | None = None
+  n_documents_read: int | None = None
+  n_documents_cut: int | None = None
+  chars_unread_share: float | None = None
   null_reasons: Mapping[str, int] = dataclasses.field(default_factory=dict)
   key_coverage: float | None = None
   n_near_threshold: int | None = None
@@ -98,6 +109,8 @@ class ModelResult:
   warnings: tuple[str, ...] = ()
   keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  max_length: int | None = None
+  over_length: str = ""
   n_reused: int | None = None
   seconds: float | None = None
   tokens_per_second: float | None = None
@@ -142,6 +155,7 @@ class ModelResult:
       "alpha": self.alpha,
       "beta": self.beta,
       "attention": self.attention,
+      "documents_sha256": self.documents_sha256,
     }
 
   def to_dict(self) -> dict[str, Any]:
@@ -176,6 +190,28 @@ class ModelResult:
   def attention(self) -> str:
     """What the model attended to, where that is known."""
     return self.model.get("attention") or ""
+
+  @property
+  def documents_sha256(self) -> str:
+    """Hash of the documents' numbers and identity; "" without documents.
+
+    Where they stand in the corpus is no part of it.
+    """
+    if not self.documents:
+      return ""
+    # A field that a later version adds has its default in files of before.
+    empty = DocumentResult("", 0, "").to_json()
+    rows = sorted(
+      json.dumps(
+        {
+          name: value
+          for name, value in document.to_json().items()
+          if name != "doc_index" and value != empty[name]
+        }
+      )
+      for document in self.documents
+    )
+    return hashlib.sha256("".join(rows).encode()).hexdigest()
 
   @property
   def text_labels(self) -> Int[np.ndarray, " D"]:
@@ -260,7 +296,7 @@ def summarise(
   )
   nll_sum, key_nll_sum = float(total("nll_sum")), float(total("key_nll_sum"))
   n_keys, n_bytes = total("n_key_tokens"), total("n_bytes")
-  key_chars = total("key_chars")
+  key_chars, n_chars = total("key_chars"), total("n_chars")
   reasons = [d.reason for d in documents if d.reason]
   near = [one.get("n_near_threshold") for one in scores if one]
   return ModelResult(
@@ -286,6 +322,9 @@ def summarise(
     n_eligible=total("n_eligible"),
     n_documents=len(documents),
     n_documents_eligible=sum(d.n_eligible > 0 for d in documents),
+    n_documents_read=sum(d.n_tokens > 0 for d in documents),
+    n_documents_cut=sum(d.is_cut for d in documents),
+    chars_unread_share=1 - total("n_chars_read") / n_chars if n_chars else None,
     null_reasons=dict(collections.Counter(reasons)),
     key_coverage=total("covered_chars") / key_chars if key_chars else None,
     # Thresholds other than the stored ones leave the count unknown.
@@ -295,7 +334,14 @@ def summarise(
     top5_documents_share=perplexity.top_documents_share(
       np.array([document.n_key_tokens for document in documents], int)
     ),
-    warnings=tuple(caveats.find(documents, scores, keys)),
+    warnings=tuple(
+      caveats.find(
+        documents,
+        scores,
+        manifest=keys,
+        max_length=facts.get("max_length"),
+      )
+    ),
     keys=keys.to_json() if keys else {},
     documents=tuple(documents),
     **facts,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -13,23 +12,26 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
-from longctx_jax.evaluation import caveats, files, passes, results
+from longctx_jax.evaluation import (
+  caveats,
+  files,
+  identity,
+  passes,
+  results,
+)
 from longctx_jax.evaluation import matched as matched_lib
+from longctx_jax.evaluation.files import Line
 from longctx_jax.evaluation.foreign import ForeignLogProbs, evaluate_log_probs
 from longctx_jax.evaluation.matched import Matched
 from longctx_jax.evaluation.results import ModelResult
-from longctx_jax.key_tokens import slices
-from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import settings
+from longctx_jax.runtime import failures, settings
 from longctx_jax.runtime.progress import Progress
 from longctx_jax.scoring import finder, setup
 from longctx_jax.scoring import run as run_lib
 from longctx_jax.text.corpus import Corpus
-
-_SLICES = "slices:"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,45 +42,6 @@ class Candidate:
   load: Callable[[], LoadedModel]
 
 
-def open_keys(
-  config: ConfigDict, corpus: Corpus, named: Mapping[str, Any]
-) -> KeyTokenStore:
-  """The key tokens that the config names, under its thresholds.
-
-  `config.key_tokens` is a workdir that was scored, its key_tokens folder, or
-  "slices:FOLDER" for the reference's slice files. Windows, protocol and
-  evaluator are the store's.
-
-  Args:
-    config: as configs/longppl.py.
-    corpus: the documents.
-    named: manifest fields that the user named, and that must agree.
-
-  Raises:
-    ValueError: thresholds that the store cannot be read with, or a manifest
-      that differs from `named`; the fields are given with both values.
-    FileNotFoundError: no store there.
-  """
-  if config.key_tokens.startswith(_SLICES):
-    folder = config.key_tokens.removeprefix(_SLICES)
-    store = slices.read_slice_store(folder, corpus)
-  else:
-    store = store_lib.read_store(config.key_tokens)
-  stated = {n: v for n, v in store.manifest.to_json().items() if n in named}
-  different = [
-    f"{name} is {there} there and {here} here"
-    for name, there, here in settings.differences(
-      stated, {name: named[name] for name in stated}
-    )
-  ]
-  if different:
-    raise ValueError(
-      f"{config.key_tokens} was made with other settings: "
-      f"{'; '.join(different)}. Leave them out, or score again"
-    )
-  return store.with_thresholds(config.longppl.alpha, config.longppl.beta)
-
-
 def evaluate(
   config: ConfigDict,
   *,
@@ -86,6 +49,7 @@ def evaluate(
   overwrite: bool = False,
   foreign: Sequence[ForeignLogProbs] = (),
   named: Mapping[str, Any] | None = None,
+  intersection: bool = False,
 ) -> list[ModelResult]:
   """Evaluates the config's models; scores first where there are no keys.
 
@@ -94,7 +58,9 @@ def evaluate(
     workdir: gets results/ and documents/, and key_tokens/ if scored here.
     overwrite: evaluate anew what other settings were used for.
     foreign: log-probs computed elsewhere, evaluated beside the models.
-    named: what key tokens from elsewhere must agree with; see `open_keys`.
+    named: what the user said of key tokens; see `matched.open_keys`.
+    intersection: evaluate on the documents that key tokens and corpus share,
+      where they do not hold the same.
 
   Returns:
     The result of each model, as written to results/.
@@ -124,12 +90,20 @@ def evaluate(
     raise ValueError("no model is named: give at least one --model")
   if config.key_tokens:
     corpus = setup.open_corpus(config)
-    store = open_keys(config, corpus, named or {})
+    store = matched_lib.open_keys(config, corpus, named)
   else:
     store = run_lib.score_corpus(config, workdir=workdir, overwrite=overwrite)
     corpus = setup.open_corpus(config)
   # Raises before any model is loaded.
-  matched = matched_lib.match(store, corpus)
+  pair = matched_lib.intersect if intersection else matched_lib.match
+  matched = pair(store, corpus)
+  taken = dataclasses.asdict(store.manifest.thresholds)
+  if any(config.longppl[name] != taken[name] for name in taken):
+    logging.info(
+      "thresholds of the key tokens: %s; others are named by "
+      "--config.longppl.alpha and --config.longppl.beta",
+      ", ".join(f"{name}={value:g}" for name, value in taken.items()),
+    )
   found = _evaluate_candidates(config, candidates, matched, workdir, overwrite)
   for one in foreign:
     found.append(
@@ -206,33 +180,49 @@ def _guarded(
   workdir: str | pathlib.Path,
 ) -> ModelResult:
   """Runs one model; its failure becomes a row, and the others go on."""
-  try:
-    result = run()
-    files.write_result(workdir, result)
-  except settings.OtherSettings:
-    # A row would take the place of the results that are there.
-    raise
-  except Exception as error:  # noqa: BLE001  whatever a model does, go on
-    logging.error("%s failed: %s", name, error)
-    logging.debug("%s", traceback.format_exc())
-    result = ModelResult(
-      name=name,
-      reason=f"{results.FAILED}{type(error).__name__}: {error}",
-      keys=store.manifest.to_json(),
-    )
-    if files.has_numbers(workdir, name):
-      logging.warning("%s: the results of an earlier run are kept", name)
-    else:
+  with files.locked(workdir, name):
+    try:
+      result = run()
+      for warning in result.warnings:
+        logging.warning("%s: %s", name, warning)
       files.write_result(workdir, result)
+    except settings.OtherSettings:
+      # A row would take the place of the results that are there.
+      raise
+    except Exception as error:  # noqa: BLE001  whatever a model does, go on
+      if failures.is_full_disk(error):
+        raise  # It was not the model, and the others have no space either.
+      logging.error("%s failed: %s", name, error)
+      logging.debug("%s", traceback.format_exc())
+      result = ModelResult(
+        name=name,
+        reason=f"{results.FAILED}{type(error).__name__}: {error}",
+        keys=store.manifest.to_json(),
+      )
+      if files.has_numbers(workdir, name):
+        logging.warning("%s: the results of an earlier run are kept", name)
+      else:
+        files.write_result(workdir, result)
   return result
 
 
 def check_finished(found: Sequence[ModelResult]) -> None:
-  """Raises ValueError where a model failed, after all have had their turn."""
+  """Checks that models have numbers, after all have had their turn.
+
+  Raises:
+    ValueError: a model failed, or scored nothing of any document.
+  """
   failed = [result.name for result in found if result.failed]
   if failed:
     raise ValueError(
       f"{len(failed)} of {len(found)} models failed: {', '.join(failed)}"
+    )
+  silent = [result for result in found if not result.n_tokens]
+  if silent:
+    reasons = (f"{n} {reason}" for reason, n in silent[0].null_reasons.items())
+    raise ValueError(
+      f"{silent[0].name} scored nothing: of {silent[0].n_documents} documents "
+      f"{', '.join(reasons)}"
     )
 
 
@@ -252,45 +242,29 @@ def _evaluate_model(
     max_length=setup.max_length_of(config, model),
     over_length=config.data.over_length,
   )
-  identity = finder.identity(model)
-  identity = {"name": identity.pop("evaluator")} | identity
+  facts = finder.identity(model)
+  facts = {"name": facts.pop("evaluator")} | facts
   made_with = {
-    "model": identity,
+    "model": facts,
     "keys": manifest.to_json(),
-    "max_length": config.data.max_length,
+    "max_length": run.max_length,
     "over_length": config.data.over_length,
     "per_token": config.eval.per_token,
+    "numerics": identity.numerics(),
   }
-  ledger = files.open_ledger(
+  with files.open_ledger(
     workdir, candidate.name, made_with, overwrite=overwrite
-  )
-  progress = Progress(candidate.name, len(matched), scorer.usage)
-  progress.skip(len(ledger.done))
-  scores = []
-  checked = False
-
-  def pairs() -> Iterator[tuple[KeyTokens, str]]:
-    nonlocal checked
-    for keys, document in matched:
-      scores.append(keys.scores)
-      if keys.doc_id in ledger.done:
-        continue
-      text = document.text or ""
-      if not checked:
-        run.check_bos(document.text or "" for document in corpus)
-        checked = True
-      yield keys, text
-
-  with contextlib.closing(ledger):
-    for done in run.evaluate(pairs()):
-      if config.eval.per_token and done.log_probs is not None:
-        files.write_tokens(workdir, candidate.name, done)
-      ledger.append(done.result)
-      progress.advance()
-  progress.finish()
-  documents = sorted(ledger.done.values(), key=lambda one: one.doc_index)
+  ) as ledger:
+    lines, scores = _evaluate_documents(
+      run, candidate.name, matched, ledger, workdir, config.eval.per_token
+    )
+  documents = [line.document for line in lines]
   longest = max((one.n_tokens for one in documents), default=0) + 1
   lengths = {"long": longest, "short": caveats.window_length(manifest)}
+  seconds, tokens, fed, needed = (
+    sum(getattr(line, name) for line in lines)
+    for name in ("seconds", "tokens", "fed", "needed")
+  )
   return results.summarise(
     documents,
     protocol_name=run.protocol,
@@ -298,14 +272,81 @@ def _evaluate_model(
     scores=scores,
     name=candidate.name,
     keys=manifest,
-    model=identity,
-    n_reused=run.reused,
-    seconds=progress.seconds,
-    # None where the model did not run: everything was done, or reused.
-    tokens_per_second=progress.tokens_per_second or None,
-    padding_share=scorer.usage.padding_share,
+    model=facts,
+    max_length=run.max_length,
+    over_length=config.data.over_length,
+    n_reused=sum(line.reused for line in lines),
+    seconds=seconds,
+    # None where the model did not run: all log-probs were the evaluator's.
+    tokens_per_second=tokens / seconds if tokens else None,
+    padding_share=1 - needed / fed if fed else 0.0,
     rope_tables={
       name: model.config.describe_rope(length)
       for name, length in lengths.items()
     },
   )
+
+
+def _evaluate_documents(
+  run: passes.Evaluation,
+  name: str,
+  matched: Matched,
+  ledger: files.Ledger,
+  workdir: str | pathlib.Path,
+  per_token: bool,
+) -> tuple[list[Line], list[Mapping[str, Any]]]:
+  """The line of each document of this corpus, and its scores in the store.
+
+  What the ledger has of these texts and key tokens is taken from there. A
+  document that failed does not get into it, and so is tried again.
+  """
+  usage = run.scorer.usage
+  progress = Progress(name, len(matched), usage)
+  lines: list[Line] = []
+  scores, tokens = [], set()
+  checked = False
+
+  def pairs() -> Iterator[tuple[KeyTokens, str]]:
+    nonlocal checked
+    for keys, document in matched:
+      scores.append(keys.scores)
+      path = files.tokens_path(workdir, name, keys)
+      tokens.add(path)
+      line = ledger.find(keys)
+      if line and not (
+        per_token and line.document.n_tokens and not path.exists()
+      ):
+        lines.append(line)
+        progress.skip()
+        continue
+      text = document.text or ""
+      if not checked:
+        run.check_bos(document.text or "" for _, document in matched)
+        checked = True
+      yield keys, text
+
+  def spent() -> tuple[float, int, int, int]:
+    return progress.seconds, usage.tokens, usage.fed, usage.needed
+
+  before = (0.0, 0, 0, 0)
+  for done in run.evaluate(pairs()):
+    now = spent()
+    took = (b - a for a, b in zip(before, now, strict=True))
+    line = Line(done.result, done.reused, *took)
+    before = now
+    if per_token and done.log_probs is not None:
+      files.write_tokens(workdir, name, done)
+    if done.result.reason != "failed":
+      ledger.append(line)
+    lines.append(line)
+    progress.advance()
+  progress.finish()
+  kept = tokens if per_token else ()
+  removed = files.remove_other_tokens(workdir, name, kept)
+  if removed:
+    logging.info(
+      "%s: removed %d files of tokens of other documents or key tokens",
+      name,
+      removed,
+    )
+  return sorted(lines, key=lambda line: line.document.doc_index), scores

@@ -278,7 +278,7 @@ def rope_table(
   head_dim: int,
   positions: Int[Array, "B T"],
   lengths: Int[Array, "*N"] | None = None,
-) -> tuple[Float[Array, "B T R/2"], Float[Array, "B T R/2"]]:
+) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
   """cos and sin of position x inverse frequency, float32 [B, T, rotary / 2].
 
   Args:
@@ -335,7 +335,7 @@ def query_gain(
 
 def apply_rope(
   x: Float[Array, "B T N H"],
-  table: tuple[Float[Array, "B T R/2"], Float[Array, "B T R/2"]],
+  table: tuple[Float[Array, "B T half"], Float[Array, "B T half"]],
   gain: Float[Array, "B T"] | None = None,
 ) -> Float[Array, "B T N H"]:
   """Rotates each pair (x[i], x[i + R / 2]) by its angle (Hugging Face order).

@@ -15,7 +15,7 @@ coverage of this and of what else was tried.
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from scipy import stats
 
 from longctx_jax.paper.perplexity import perplexity
@@ -35,6 +35,11 @@ def region_labels(
   A region is a run of key tokens in which each stands at most `max_gap`
   targets after the one before. Key tokens of one region copy one passage, so
   the region, not the token, is the unit of evidence.
+
+  >>> mask = np.zeros(60, bool)
+  >>> mask[[3, 19, 36]] = True
+  >>> region_labels(mask).tolist()
+  [0, 0, 1]
   """
   positions = np.flatnonzero(key_mask)
   return np.cumsum(np.diff(positions, prepend=positions[:1]) > max_gap)
@@ -60,6 +65,9 @@ def text_labels(
 
   Raises:
     ValueError: lengths differ.
+
+  >>> text_labels(["a", "", "a", ""], [1.0, 2.0, 1.0, 2.0]).tolist()
+  [0, 1, 0, 1]
   """
   labels: dict[object, int] = {}
   rows = zip(text_hashes, *sums, strict=True)
@@ -80,6 +88,10 @@ def jackknife_ci95(
 
   Raises:
     ValueError: fewer than 2 clusters hold a token.
+
+  >>> sums, counts = np.array([4.0, 9.0, 5.0, 6.0]), np.array([3, 5, 4, 3])
+  >>> [round(bound, 2) for bound in jackknife_ci95(sums, counts)]
+  [2.61, 9.41]
   """
   counts = np.asarray(counts)
   sums = np.asarray(nll_sums, np.float64)
@@ -106,6 +118,12 @@ def paired_difference_ci95(
 
   Raises:
     ValueError: lengths differ, or fewer than 2 clusters hold tokens of both.
+
+  >>> sums, counts = np.array([4.0, 9.0, 5.0, 6.0]), np.array([3, 5, 4, 3])
+  >>> worse = sums + 0.5 * counts
+  >>> low, high = paired_difference_ci95(worse, counts, sums, counts)
+  >>> round(low, 6), round(high, 6)
+  (0.5, 0.5)
   """
   counts, baseline_counts = np.asarray(counts), np.asarray(baseline_counts)
   shared = (counts > 0) & (baseline_counts > 0)
@@ -162,10 +180,12 @@ def longppl_ci95(
 
 
 def by_text(
-  texts: Int[np.ndarray, "D"], *sums: Float[np.ndarray, "D"]
-) -> tuple[Float[np.ndarray, "C"], ...]:
+  texts: Int[np.ndarray, "D"], *sums: Num[np.ndarray, "D"]
+) -> tuple[Num[np.ndarray, "C"], ...]:
   """Sums over the documents of each text, see `text_labels`."""
-  return tuple(np.bincount(texts, weights=values) for values in sums)
+  return tuple(
+    np.bincount(texts, weights=values).astype(values.dtype) for values in sums
+  )
 
 
 def _without_each(sums, counts, kept):

@@ -21,6 +21,11 @@ def perplexity(nll_sum: float, count: int) -> float | None:
 
   Raises:
     ValueError: the sum is NaN, or the count is negative.
+
+  >>> perplexity(6.0, 3) == float(np.exp(2.0))
+  True
+  >>> perplexity(0.0, 0) is None
+  True
   """
   if np.isnan(nll_sum) or count < 0:
     raise ValueError(
@@ -37,6 +42,9 @@ def bits_per_byte(nll_sum: float, n_bytes: int) -> float | None:
 
   Comparable between tokenizers: nll_sum / (n_bytes ln 2), the base-2 logarithm
   of the perplexity per byte.
+
+  >>> round(bits_per_byte(np.log(2) * 12, 8), 6)
+  1.5
   """
   return float(nll_sum / (n_bytes * np.log(2))) if n_bytes else None
 
@@ -48,6 +56,10 @@ def pooled_perplexity(
 
   LongPPL of a corpus is this over key tokens (paper section 1.4): documents
   without one add nothing to either sum.
+
+  >>> ppl = pooled_perplexity(np.array([1.0, 27.0]), np.array([1, 9]))
+  >>> round(float(np.log(ppl)), 6)
+  2.8
   """
   return perplexity(
     float(np.sum(nll_sums, dtype=np.float64)), int(np.sum(counts))
@@ -73,6 +85,10 @@ def paper_ppl(
   Args:
     nll_sums: [D], nats.
     n_tokens: [D], scored targets of each document, that is ids - 1.
+
+  >>> ppl = paper_ppl(np.array([1.0, 27.0]), np.array([1, 9]))
+  >>> round(float(np.log(ppl)), 6)  # (2 * 1 + 10 * 3) / 12
+  2.666667
   """
   return perplexity(*map(np.sum, paper_weighted(nll_sums, n_tokens)))
 

@@ -35,6 +35,9 @@ def merge_adjacent(spans: ArrayLike) -> np.ndarray:
 
   Raises:
     ValueError: the shape is not [S, 2].
+
+  >>> merge_adjacent([(4, 6), (0, 2), (2, 3)]).tolist()
+  [[0, 3], [4, 6]]
   """
   spans = _sorted_spans(spans)
   if not len(spans):
@@ -46,9 +49,6 @@ def merge_adjacent(spans: ArrayLike) -> np.ndarray:
 
 def project(spans: ArrayLike, offsets: ArrayLike, *, policy: str) -> np.ndarray:
   """Marks the tokens that lie in spans cut by another tokenizer.
-
-  With tokens (0, 4), (4, 8), (8, 10) and spans (3, 5), (8, 10), "contained"
-  marks the last token and "overlap" all three.
 
   Args:
     spans: int [S, 2], in any order, overlapping or not.
@@ -63,6 +63,12 @@ def project(spans: ArrayLike, offsets: ArrayLike, *, policy: str) -> np.ndarray:
 
   Raises:
     ValueError: another policy, or a shape that is not [_, 2].
+
+  >>> tokens, spans = [(0, 4), (4, 8), (8, 10)], [(3, 5), (8, 10)]
+  >>> project(spans, tokens, policy="contained").tolist()
+  [False, False, True]
+  >>> project(spans, tokens, policy="overlap").tolist()
+  [True, True, True]
   """
   if policy not in _POLICIES:
     raise ValueError(f"policy is {policy!r}; known: {', '.join(_POLICIES)}.")

@@ -1,4 +1,4 @@
-"""Results of many models side by side: what may be compared, and the table."""
+"""Results of many models side by side: rows, their order, the table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,9 @@ from jaxtyping import Float, Int
 
 from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.paper import intervals, perplexity
-from longctx_jax.report import tables
-from longctx_jax.runtime import settings
+from longctx_jax.report import alike, tables
 
 SELF_EVALUATED = "Self-evaluated (not ranked)"
-
-
-_SETTINGS = ("protocol", "alpha", "beta", "n_documents")
-# What a manifest may say differently about the same key tokens.
-_INCIDENTAL = {"versions", "detail", "format_version"}
-
-
-class NotComparable(ValueError):
-  """Two results were made from different key tokens or protocols."""
 
 
 @dataclass(frozen=True)
@@ -44,28 +34,6 @@ class Row:
   notes: tuple[str, ...]
 
 
-def check_comparable(results: Sequence[ModelResult]) -> None:
-  """Refuses results that were not made alike (cases J2).
-
-  Compares protocol, thresholds, the number of documents and the manifest of
-  the key tokens; software versions and the stored detail may differ. A model
-  that failed has no numbers and is not asked.
-
-  Raises:
-    NotComparable: names the field and both values.
-  """
-  first, *others = [r for r in results if r.has_numbers] or [None]
-  for other in others:
-    for name, one, another in settings.differences(
-      _settings(first), _settings(other)
-    ):
-      raise NotComparable(
-        f"{first.name!r} and {other.name!r} differ in {name}: {one} and "
-        f"{another}. Evaluate both from one key-token store under one "
-        "protocol, or pass force to compare them as they are."
-      )
-
-
 def comparison_rows(
   results: Sequence[ModelResult],
   *,
@@ -80,12 +48,12 @@ def comparison_rows(
     force: compare results that were not made alike.
 
   Raises:
-    NotComparable: see `check_comparable`.
+    NotComparable: see `alike.check_comparable`.
     ValueError: no result is called `baseline`, or it is self-evaluated
       (NotComparable).
   """
   if not force:
-    check_comparable(results)
+    alike.check_comparable(results)
   by_name = {result.name: result for result in results}
   if baseline and baseline not in by_name:
     raise ValueError(
@@ -93,7 +61,7 @@ def comparison_rows(
       f"{', '.join(sorted(by_name))}."
     )
   if baseline and by_name[baseline].self_evaluated and not force:
-    raise NotComparable(
+    raise alike.NotComparable(
       f"the baseline {baseline!r} chose the key tokens itself (self_evaluated "
       "is True), which bounds its LongPPL: name a model that did not, or pass "
       "force to divide by it all the same."
@@ -131,11 +99,29 @@ def compare_table(
   )
 
 
+def run_table(
+  results: Sequence[ModelResult], others: Sequence[ModelResult]
+) -> str:
+  """The table of a run, as text, with what it may be compared with.
+
+  Args:
+    results: of the run.
+    others: what its workdir holds besides; those that were made of something
+      else are named below the table, with the difference.
+  """
+  shown, left_out = alike.beside(results, others)
+  lines = [
+    f"left out: {name}, of another run, which differs in {difference}\n"
+    for name, difference in left_out.items()
+  ]
+  return "".join([compare_table(shown, fmt="text"), *lines])
+
+
 def table_header(baseline: str) -> list[str]:
   """Names of the columns that `table_groups` fills."""
   versus = [f"vs {baseline}"] if baseline else []
-  header = ["Model", "LongPPL", "95% interval", *versus, "PPL", "Keys"]
-  return [*header, "Regions", "Coverage", "Top 5", "Notes"]
+  header = ["Model", "LongPPL", "95% interval", *versus, "PPL", "Documents"]
+  return [*header, "Keys", "Regions", "Coverage", "Top 5", "Notes"]
 
 
 def table_groups(
@@ -192,13 +178,6 @@ def count_text(value: int | None) -> str:
   return "-" if value is None else f"{value:,}"
 
 
-def _settings(result: ModelResult) -> dict[str, Any]:
-  manifest = {n: v for n, v in result.keys.items() if n not in _INCIDENTAL}
-  return settings.flatten(
-    {name: getattr(result, name) for name in _SETTINGS} | {"keys": manifest}
-  )
-
-
 def _row(result: ModelResult, baseline: ModelResult | None) -> Row:
   ratio, ratio_ci95 = None, None
   if baseline and not result.self_evaluated:
@@ -241,11 +220,13 @@ def _ppl_ci95(result: ModelResult) -> tuple[float, float] | None:
 def _paired_ratio(
   result: ModelResult, baseline: ModelResult
 ) -> tuple[float | None, tuple[float, float] | None]:
-  _, mine, theirs = np.intersect1d(
-    [document.doc_id for document in result.documents],
-    [document.doc_id for document in baseline.documents],
-    return_indices=True,
-  )
+  places = {one.identity: i for i, one in enumerate(baseline.documents)}
+  pairs = [
+    (i, places[one.identity])
+    for i, one in enumerate(result.documents)
+    if one.identity in places
+  ]
+  mine, theirs = np.array(pairs, np.int64).reshape(-1, 2).T
   key_sums = ("key_nll_sum", "n_key_tokens")
   sums, counts = (x[mine] for x in _sums(result, *key_sums))
   base_sums, base_counts = (x[theirs] for x in _sums(baseline, *key_sums))
@@ -276,12 +257,21 @@ def _cells(row: Row, baseline: str) -> list[str]:
     interval_text(row),
     *([ratio_text(row, baseline)] if baseline else []),
     ppl_text(result.ppl),
+    _documents_text(result),
     count_text(result.n_key_tokens),
     count_text(result.n_key_regions),
     "-" if coverage is None else f"{coverage:.2f}",
     share_text(result.top5_documents_share),
     "; ".join(row.notes),
   ]
+
+
+def _documents_text(result: ModelResult) -> str:
+  """How many documents a number is of; "6 of 12" where some were not read."""
+  read, n = result.n_documents_read, result.n_documents
+  if read is None or read == n:
+    return count_text(n)
+  return f"{read:,} of {n:,}"
 
 
 def _csv(rows: Sequence[Row], baseline: str) -> str:
@@ -314,6 +304,8 @@ def _record(row: Row, baseline: str) -> dict[str, Any]:
     "n_key_regions": result.n_key_regions,
     "key_coverage": result.key_coverage,
     "top5_documents_share": result.top5_documents_share,
+    "n_documents": result.n_documents,
+    "n_documents_read": result.n_documents_read,
   }
   if baseline:
     record |= {"ratio": row.ratio, **bounds("ratio", row.ratio_ci95)}

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from longctx_jax.evaluation.results import ModelResult
-from longctx_jax.report import tables
+from longctx_jax.report import alike, tables
 from longctx_jax.runtime import failures, urls
 
 MIN_PAIRS = 6
@@ -102,7 +102,11 @@ class Correlations:
 
 
 def correlate(
-  results: Sequence[ModelResult], benchmark_csv: str | Path, *, seed: int = 0
+  results: Sequence[ModelResult],
+  benchmark_csv: str | Path,
+  *,
+  force: bool = False,
+  seed: int = 0,
 ) -> Correlations:
   """Correlates LongPPL and PPL with benchmark scores over models.
 
@@ -112,9 +116,11 @@ def correlate(
     results: as `load_results` returns them.
     benchmark_csv: a column `model` with the results' names, then a column of
       numbers for each benchmark; an empty cell is a missing score.
+    force: correlate results that were not made alike.
     seed: of the bootstrap intervals.
 
   Raises:
+    NotComparable: see `alike.check_comparable`.
     ValueError: the CSV has no such columns, a cell is no number, or a model
       stands there twice.
   """
@@ -125,6 +131,9 @@ def correlate(
     for result in results
     if (reason := _why_left_out(result, scores))
   }
+  if not force:
+    taken = [result for result in results if result.name not in left_out]
+    alike.check_comparable(taken)
   names = {result.name for result in results}
   left_out |= {m: "no result" for m in scores if m not in names}
   rows = []

@@ -15,9 +15,10 @@ from absl import logging
 from jaxtyping import Bool, Float, Int
 from markupsafe import Markup
 
+from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.paper import intervals
-from longctx_jax.report import figures
+from longctx_jax.report import alike, figures
 from longctx_jax.text import corpus
 
 # Class `a` lies below the first edge, `k` from the last one up, nats.
@@ -71,6 +72,7 @@ def heatmap_documents(
   *,
   id_column: str = "",
   thresholds: tuple[float, float] | None = None,
+  results: Sequence[ModelResult] = (),
 ) -> list[dict[str, Any]]:
   """Reads the documents with most key tokens, as `build_heatmap` takes them.
 
@@ -81,13 +83,15 @@ def heatmap_documents(
     limit: documents at most.
     id_column: column of the document ids.
     thresholds: alpha and beta, nats; None for those of the store.
+    results: what the maps stand beside; of these key tokens, or refused.
 
   Returns:
     Most key tokens first. None at all without texts or without log-probs; the
     log says what to give.
 
   Raises:
-    ValueError: other texts than those that were scored.
+    ValueError: other texts than those that were scored, or other key tokens
+      than those of the results (NotComparable).
   """
   if not sources:
     logging.info("no heat maps: name the texts that were scored with --data")
@@ -108,6 +112,7 @@ def heatmap_documents(
     return []
   if thresholds:
     store = store.with_thresholds(*thresholds)
+  alike.check_keys(results, store, where=keys)
   texts = corpus.open_corpus(
     sources, text_column=text_column, id_column=id_column
   )

@@ -63,7 +63,7 @@ def render_report(
     baseline, force: as `comparison.comparison_rows`.
 
   Raises:
-    NotComparable: the results were not made alike.
+    NotComparable: the results were not made alike; see `alike`.
     ValueError: a document's arrays differ in length.
   """
   rows = comparison.comparison_rows(results, baseline=baseline, force=force)

@@ -108,3 +108,4 @@ _WRITERS = {
   "csv": _csv,
   "latex": _latex,
 }
+FORMATS = tuple(_WRITERS)

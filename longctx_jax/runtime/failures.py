@@ -14,7 +14,24 @@ _FULL_TEXT = re.compile(
 )
 # Packages whose errors speak of what they were given, and share no class.
 _READERS = ("fsspec", "huggingface_hub", "httpx", "requests", "aiohttp")
-_PARSERS = ("pyarrow", "json", "_csv", "csv", "safetensors_rust", "safetensors")
+_PARSERS = (
+  "pyarrow",
+  "json",
+  "zipfile",
+  "zlib",
+  "_csv",
+  "csv",
+  "safetensors_rust",
+  "safetensors",
+)
+# What helps, by what the system says of a path.
+_REMEDIES = (
+  (FileNotFoundError, "check how it is spelled, and where it is relative to"),
+  (IsADirectoryError, "it is a folder, name a file"),
+  (NotADirectoryError, "a file stands where a folder is wanted, name another"),
+  (FileExistsError, "it stands in the way, name another or move it"),
+  (PermissionError, "this user may not, change its mode or take another"),
+)
 _LENGTH = 600  # characters of a sentence
 
 
@@ -40,36 +57,48 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     with naming(path):
       yield
   except Exception as error:
-    parsers = isinstance(error, UnicodeDecodeError | EOFError)
-    if not parsers and _package(error) not in _PARSERS:
+    # Arrow's errors of a damaged file are OSErrors that the system knows not.
+    known = isinstance(error, UnicodeDecodeError | EOFError) or (
+      type(error) is OSError and not error.errno
+    )
+    if str(path) in str(error) or not (known or _package(error) in _PARSERS):
       raise
     raise ValueError(
       f"{path} is damaged, or of another kind: {_line(error)}"
     ) from error
 
 
-def explain(error: BaseException) -> str:
+def is_full_disk(error: BaseException) -> bool:
+  """Whether a disk without space is behind an error, of whichever class."""
+  return any(map(_is_full_disk, _chain(error)))
+
+
+def explain(error: BaseException, *, place: str = "the disk") -> str:
   """One line on what a file, a disk, a package or the network did.
 
   Args:
     error: whatever was raised.
+    place: where was written, if the error of a full disk does not say.
 
   Returns:
     "" for anything else: a fault of the program, whose traceback is wanted.
   """
-  chain = list(_chain(error))
-  for one in chain:
-    if _is_full_disk(one):
-      names = (getattr(other, "filename", None) for other in chain)
-      name = next(filter(None, names), "the disk")
-      return (
-        f"{name}: no space left on the disk. Free some, and the same command "
-        "goes on"
-      )
+  if is_full_disk(error):
+    names = (getattr(other, "filename", None) for other in _chain(error))
+    return (
+      f"{next(filter(None, names), place)}: no space left on the disk. Free "
+      "some, and the same command goes on"
+    )
   text, name = _line(error), type(error).__name__
   if isinstance(error, ImportError):
     own = (error.name or "").startswith("longctx_jax")
     return "" if own else f"a package is missing or does not load: {text}"
+  if isinstance(error, re.error):
+    return f"the pattern {error.pattern!r} is no regular expression: {text}"
+  if isinstance(error, OSError) and error.filename and error.strerror:
+    remedies = (what for kind, what in _REMEDIES if isinstance(error, kind))
+    remedy = next(remedies, "take another path")
+    return f"{error.filename}: {error.strerror}: {remedy}"
   if isinstance(error, MemoryError):
     return f"the memory of this machine does not suffice: {text or name}"
   if "RESOURCE_EXHAUSTED" in text:
@@ -80,7 +109,7 @@ def explain(error: BaseException) -> str:
     )
   if isinstance(error, ValueError | OSError):
     return text or name
-  return f"{name}: {text}" if _package(error) in (*_PARSERS, *_READERS) else ""
+  return f"{name}: {text}" if _package(error) in [*_PARSERS, *_READERS] else ""
 
 
 def _package(error: BaseException) -> str:

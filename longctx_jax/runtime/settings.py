@@ -21,7 +21,7 @@ def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   }
 
 
-def _walk(fields, prefix) -> Iterator[tuple[str, Any]]:
+def _walk(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
   for name, value in fields.items():
     if isinstance(value, Mapping):
       yield from _walk(value, f"{prefix}{name}.")

@@ -17,6 +17,13 @@ from longctx_jax.text import corpus as corpus_lib
 from longctx_jax.text.chunks import ChunkedCorpus
 from longctx_jax.text.corpus import Corpus
 
+_LEAST = {
+  "data.max_length": 0,
+  "scoring.window_batch": 0,
+  "scoring.chunk": 1,
+  "scoring.flush_seconds": 0,
+}
+
 
 def check_config(config: ConfigDict) -> None:
   """Raises ValueError for settings that no run can have; touches no device."""
@@ -24,6 +31,12 @@ def check_config(config: ConfigDict) -> None:
   windows_of(config)
   thresholds_of(config)
   convert.check_dtype(config.scoring.dtype, field="scoring.dtype")
+  for name, least in _LEAST.items():
+    block, _, field = name.partition(".")
+    if config[block][field] < least:
+      raise ValueError(
+        f"{name}={config[block][field]} must be at least {least}"
+      )
   if config.scoring.detail not in DETAILS:
     raise ValueError(
       f"detail={config.scoring.detail!r} is not one of {', '.join(DETAILS)}"

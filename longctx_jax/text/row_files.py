@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import os
 import posixpath
 from collections.abc import Callable, Iterator
 
@@ -11,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from absl import logging
+from fsspec.implementations.local import LocalFileSystem
 
-from longctx_jax.runtime import urls
+from longctx_jax.runtime import failures, urls
 from longctx_jax.text import json_rows, streams
 from longctx_jax.text.json_rows import Row
 
@@ -84,6 +86,8 @@ def open_files(source: str, *, text_column: str) -> list[RowFile]:
     ValueError: an unknown extension, a damaged file, a URL whose package is
       not installed.
   """
+  if not source:
+    raise ValueError("a source is empty: name a file, folder, glob or URL.")
   fs, root = urls.open_file_system(source)
   with urls.reaching(source):
     paths = _find(fs, root, source)
@@ -132,31 +136,53 @@ def _find(fs: fsspec.AbstractFileSystem, path: str, source: str) -> list[str]:
   if fs.isfile(path):
     return [path]
   if fs.isdir(path):
-    inside = {file: _why_skipped(file, path) for file in fs.find(path)}
-    found = [file for file, why in inside.items() if not why]
-    skipped = collections.Counter(filter(None, inside.values()))
+    why = {file: _why_skipped(file, path) for file in _inside(fs, path)}
     problem = f"holds no file that ends in {', '.join(_IN_FOLDERS)}"
-    if skipped:
-      said = ", ".join(f"{why} ({n})" for why, n in sorted(skipped.items()))
-      problem += f"; what it holds: {said}"
-      logging.info(
-        "%s: %d of %d files are skipped: %s",
-        source,
-        skipped.total(),
-        len(inside),
-        said,
-      )
   elif any(sign in path for sign in "*?["):
-    found, problem = fs.glob(path), "matches no file"
+    why, problem = dict.fromkeys(fs.glob(path), ""), "matches no file"
   else:
-    found = []
+    why = {}
     problem = (
       "does not exist. A data set of a hub must be downloaded first, or named "
       "by its files: hf://datasets/OWNER/NAME/*.parquet"
     )
-  found = sorted(filter(fs.isfile, found))
+  found = []
+  skipped: collections.Counter[str] = collections.Counter()
+  for file in sorted(why):
+    reason = why[file] or ("" if fs.isfile(file) else "no file")
+    if reason:
+      skipped[reason] += 1
+    else:
+      found.append(file)
+  said = ", ".join(f"{reason} ({n})" for reason, n in sorted(skipped.items()))
   if not found:
-    raise FileNotFoundError(f"{source} {problem}.")
+    there = f"; what is there: {said}" if said else ""
+    raise FileNotFoundError(f"{source} {problem}{there}.")
+  if said:
+    logging.info(
+      "%s: %d of %d files are skipped: %s",
+      source,
+      skipped.total(),
+      len(why),
+      said,
+    )
+  return found
+
+
+def _inside(fs: fsspec.AbstractFileSystem, folder: str) -> list[str]:
+  """Files of a folder and its subfolders, links to folders unfollowed."""
+  if not isinstance(fs, LocalFileSystem):
+    return fs.find(folder)
+
+  # fsspec would leave out in silence what can't be opened.
+  def refuse(error: OSError) -> None:
+    raise error
+
+  found = []
+  for place, folders, names in os.walk(folder, onerror=refuse):
+    links = [n for n in folders if os.path.islink(os.path.join(place, n))]
+    place = place.replace(os.sep, "/")
+    found += [posixpath.join(place, name) for name in (*names, *links)]
   return found
 
 
@@ -206,12 +232,13 @@ def _json_file(fs: fsspec.AbstractFileSystem, path: str) -> RowFile:
 
 
 def _parquet_file(fs: fsspec.AbstractFileSystem, path: str) -> RowFile:
-  try:
-    with fs.open(path, "rb") as file, pq.ParquetFile(file) as parquet:
-      metadata = parquet.metadata
-      columns = tuple(parquet.schema_arrow.names)
-  except pa.ArrowException as error:
-    raise ValueError(f"{path} is no whole Parquet file: {error}") from error
+  with (
+    failures.reading(path),
+    fs.open(path, "rb") as file,
+    pq.ParquetFile(file) as parquet,
+  ):
+    metadata = parquet.metadata
+    columns = tuple(parquet.schema_arrow.names)
   groups = range(metadata.num_row_groups)
   ends = np.cumsum([metadata.row_group(g).num_rows for g in groups], dtype=int)
 
@@ -224,6 +251,7 @@ def _parquet_file(fs: fsspec.AbstractFileSystem, path: str) -> RowFile:
     # call into a Python file can abort the interpreter's exit.
     options = {"pre_buffer": False, "buffer_size": _BUFFER_BYTES}
     with (
+      failures.reading(path),
       fs.open(path, "rb") as file,
       pq.ParquetFile(file, **options) as parquet,
     ):

@@ -68,9 +68,9 @@ def check_config(config: ConfigDict) -> None:
       f"accumulate must divide batch_size={config.data.batch_size}"
     )
   optimizer.learning_rate(optimizer_config(config), steps)
-  loss, seq_len = config.loss, config.data.seq_len
-  windows = Windows(loss.short_len, loss.stride)
-  if loss.weights == "live" and not rows.max_windows(seq_len, windows):
+  windows = loss_config(config).windows
+  seq_len = config.data.seq_len
+  if config.loss.weights == "live" and not rows.max_windows(seq_len, windows):
     raise ValueError(
       f"loss.short_len={windows.short_len} and loss.stride={windows.stride} go "
       f"together beyond a row of {seq_len + 1} ids: no target would have a "

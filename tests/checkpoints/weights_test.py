@@ -1,13 +1,10 @@
-import dataclasses
 import json
 import pathlib
 import re
 import struct
 import time
 
-import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
@@ -24,7 +21,7 @@ from longctx_jax.checkpoints import (
   weights,
 )
 from longctx_jax.checkpoints.facts import config_json
-from longctx_jax.model import parameters, partition, rope, sharding
+from longctx_jax.model import parameters, rope, sharding
 from longctx_jax.model.rope import RopeConfig
 from longctx_jax.runtime import progress
 
@@ -506,40 +503,6 @@ def test_checksum_is_the_formula_and_sees_permuted_rows(rng):
     weights.tensor_checksum(bits.astype(np.uint8))
     == sum((b % 256) * (1 + i % 65521) for i, b in enumerate(flat)) % 2**32
   )
-
-
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {},
-    dict(tied=False),
-    dict(qkv_bias=True, output_bias=True, mlp_bias=True),
-    dict(model_type="qwen3", qk_norm=True),
-  ],
-)
-def test_every_parameter_has_one_rule_and_every_rule_a_parameter(changes):
-  config = dataclasses.replace(testing.tiny_config(vocab_size=264), **changes)
-  mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
-  model = testing.tiny_model(config, mesh=mesh)
-  kernel = parameters.flatten(model.params)["layers.mlp.up_proj.kernel"][...]
-  assert kernel.addressable_shards[0].data.shape == (2, 10, 28)
-  with pytest.raises(ValueError, match="'tensor' of size 4.*num_kv_heads=2"):
-    partition.parameter_shardings(
-      config, {}, sharding.make_mesh({"fsdp": 2, "tensor": 4})
-    )
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_a_slab_is_written_in_place(dtype):
-  # A second stack would not fit beside the first.
-  mesh = sharding.make_mesh({"fsdp": 8})
-  spec = jax.sharding.PartitionSpec(None, "fsdp")
-  where = jax.sharding.NamedSharding(mesh, spec)
-  stack = jnp.zeros((4, 8), dtype, device=where)
-  slab = jnp.ones((1, 8), dtype, device=where)
-  after = placement._writer(where)(stack, slab, 2)
-  assert stack.is_deleted() and after.sharding == where
-  np.testing.assert_array_equal(after[:, 0], [0, 0, 1, 0])
 
 
 def test_slow_reading_says_that_it_goes_on(folder, mesh, monkeypatch, caplog):

@@ -135,7 +135,7 @@ def test_log_probs_of_what_the_evaluator_did_not_read_are_refused(
     doc_id="d", doc_index=0, text_sha256=corpus.text_sha256(TEXT), n_chars=8,
     n_tokens=0, n_tokens_full=5, n_eligible=0, offsets=None,
     long_log_probs=None, short_log_probs=None, reason="too_short",
-    alpha=2.0, beta=-2.0, manifest=MANIFEST,
+    manifest=MANIFEST,
   )  # fmt: skip
   store = documents.store
   rows = {"d": cut, "e": store.get("e")}

@@ -12,7 +12,7 @@ from support import manifests
 from support.checks import one_device_mesh
 
 from longctx_jax import testing
-from longctx_jax.evaluation import passes
+from longctx_jax.evaluation import identity, passes
 from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.key_tokens import record, slices
 from longctx_jax.paper.contrast import Thresholds
@@ -98,6 +98,10 @@ def expected_result(text, spans, tokens, log_probs):
     key_chars=len(characters(spans)),
     covered_chars=len(characters(spans) & characters(record)),
     text_sha256=corpus.text_sha256(text),
+    keys_sha256=identity.keys_sha256(keys_of_spans(spans, text)),
+    n_chars=len(text),
+    n_chars_scored=len(text),
+    read_to=len(text),
   )
 
 
@@ -217,11 +221,37 @@ def test_foreign_log_probs_end_where_the_evaluator_stopped():
   assert result.n_key_tokens == 2
 
 
+@pytest.mark.parametrize(
+  ("start", "end", "expected"),
+  [
+    (0, 600, (0, 600)),
+    # A first token has no log-prob; a longer gap is text that was cut.
+    (256, 600, (0, 600)),
+    (257, 600, (257, 600)),
+    # Tokens may leave out spaces at the end, and nothing else.
+    (0, 590, (0, 600)),
+    (0, 589, (0, 589)),
+  ],
+)
+def test_what_an_engine_read_is_seen_from_its_log_probs(start, end, expected):
+  text = "a" * 590 + " " * 10
+  keys = keys_of_spans([(100, 110), (580, 590)], text)
+  offsets = np.arange(start, end)[:, None] + [0, 1]
+  log_probs = [-1.0] * len(offsets)
+  result = passes.result_from_log_probs(keys, text, log_probs, offsets)
+  assert (result.read_from, result.read_to) == expected
+  assert result.truncated == (expected != (0, 600))
+  unread = 10 * (start == 257) + (end == 589)
+  assert result.unread_key_chars == unread
+
+
 @pytest.mark.parametrize("reason", passes.UNREADABLE)
 def test_unreadable_documents_need_no_log_probs(reason):
-  keys = keys_of_spans([], "", reason=reason)
-  result = passes.result_from_log_probs(keys, "", [], [])
-  assert result == DocumentResult("d", 3, reason)
+  keys = keys_of_spans([], TEXT, reason=reason)
+  result = passes.result_from_log_probs(keys, TEXT, [], [])
+  assert (result.doc_id, result.reason) == ("d", reason)
+  assert (result.n_tokens, result.n_chars_read) == (0, 0)
+  assert result.n_chars == len(TEXT)
 
 
 class Recorder:
@@ -440,7 +470,7 @@ def test_a_shorter_context_cuts_or_skips(model):
     model, keys, max_length=50, over_length="skip"
   )
   assert not recorder.read
-  assert done.result == DocumentResult("d", 0, "too_long")
+  assert done.result == passes.unscored(keys, TEXT, "too_long")
   small = dataclasses.replace(model.config, max_position=40)
   _, recorder, _ = evaluate(dataclasses.replace(model, config=small), keys)
   assert [len(ids) for ids in recorder.read] == [40]

@@ -259,9 +259,10 @@ def test_results_are_json_with_finite_numbers():
   ppl = fields["documents"][1]["ppl"]
   assert ppl == pytest.approx(math.exp(2.5))
   assert fields["documents"][1]["longppl"] is None
-  assert ModelResult.from_json(fields).to_json() == {
-    name: fields[name] for name in result.to_json()
-  }
+  again = ModelResult.from_json(fields, result.documents)
+  assert again == result and again.to_json() == json.loads(
+    json.dumps(result.to_json())
+  )
 
 
 def near(value, *, above):
@@ -312,8 +313,40 @@ def test_low_coverage_is_warned_of(covered, warned):
   )
 
 
-def test_cut_documents_are_warned_of():
-  for truncated in (False, True):
-    cut = document(text_sha256="cut", truncated=truncated)
-    found = summarise([document(), cut]).to_json()["warnings"]
-    assert found == ["documents were cut to this model's context"] * truncated
+def test_cut_documents_are_counted_and_warned_of():
+  """Half of one document of two, and of the other what the evaluator left."""
+  half = dict(n_chars=100, n_chars_scored=100, read_to=50, truncated=True)
+  left = dict(n_chars=100, n_chars_scored=75, read_to=75)
+  documents = [document(**half, text_sha256="a"), document(**left)]
+  result = summarise(documents, max_length=64)
+  assert (result.n_documents_cut, result.n_truncated) == (2, 1)
+  assert result.chars_unread_share == 0.375
+  assert result.warnings == (
+    "the evaluator read 1 of 2 documents in part: 25% of their characters are "
+    "unread, by every model; score with a larger --max_length",
+    "1 of 2 documents were cut to this model's 64 ids: 50% of their "
+    "characters are unread; --max_length",
+  )
+  whole = summarise([document(n_chars=9, n_chars_scored=9, read_to=9)])
+  assert (whole.n_documents_cut, whole.chars_unread_share) == (0, 0.0)
+  assert not whole.warnings
+
+
+def test_a_skipped_document_counts_as_missed():
+  """Its key characters are covered by nothing, its ids stay eligible."""
+  skipped = document(
+    [], reason="too_long", n_tokens=0, nll_sum=0.0, n_eligible=10,
+    key_chars=30, covered_chars=0, unread_key_chars=30, n_chars=100,
+  )  # fmt: skip
+  read = document([(1.0,) * 10], n_chars=100, n_chars_scored=100, read_to=100)
+  scores = [{"n_key_tokens": 10}, {"n_key_tokens": 5}]
+  result = summarise([read, skipped], scores=scores)
+  assert (result.n_documents_read, result.n_documents) == (1, 2)
+  assert (result.key_coverage, result.chars_unread_share) == (0.5, 0.5)
+  first, second = result.warnings
+  assert first.startswith("1 of 2 documents were not read (too_long, 'd' first")
+  assert "--max_length, or --over_length" in first
+  # Not "this tokenizer": it covers all that was read.
+  assert second == (
+    "50% of the key characters stand where this model did not read"
+  )

@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import tokenizers
 from huggingface_hub import constants
-from tokenizers import decoders, models, normalizers
+from support.byte_fallback import metaspace
 
 from longctx_jax.experiments import govreport
 from longctx_jax.key_tokens import slices
@@ -31,33 +30,9 @@ TEXTS = [
 ]
 
 
-def llama2(*, bos=False):
+def llama2():
   """Llama 2's kind: metaspace prefix, byte fallback, no clean-up."""
-  merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("c", "a"), ("ca", "t")]
-  tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
-  tokens += ["▁", *"abcehstxyd.,!='I", *("".join(pair) for pair in merges)]
-  tokenizer = tokenizers.Tokenizer(
-    models.BPE(
-      vocab={token: i for i, token in enumerate(tokens)},
-      merges=merges,
-      unk_token="<unk>",
-      fuse_unk=True,
-      byte_fallback=True,
-    )
-  )
-  tokenizer.normalizer = normalizers.Sequence(
-    [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-  )
-  tokenizer.decoder = decoders.Sequence(
-    [
-      decoders.Replace("▁", " "),
-      decoders.ByteFallback(),
-      decoders.Fuse(),
-      decoders.Strip(" ", 1, 0),
-    ]
-  )
-  tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-  return tokenizer
+  return metaspace(by_normalizer=True, alphabet="abcehstxyd.,!='I")
 
 
 def ids_of(text):

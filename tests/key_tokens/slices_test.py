@@ -2,7 +2,6 @@ import json
 
 import numpy as np
 import pytest
-from absl import logging
 
 from longctx_jax.key_tokens import slices
 from longctx_jax.key_tokens import store as store_lib
@@ -31,16 +30,6 @@ def corpus_of(tmp_path):
     return corpus_lib.open_corpus(path, **kwargs)
 
   return make
-
-
-@pytest.fixture
-def warnings(monkeypatch):
-  """What was logged, formatted."""
-  logged = []
-  monkeypatch.setattr(
-    logging, "warning", lambda message, *args: logged.append(message % args)
-  )
-  return logged
 
 
 def test_slices_belong_to_documents_by_number(folder, corpus_of, warnings):

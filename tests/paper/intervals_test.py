@@ -44,6 +44,10 @@ def clusters(n, seed=0):
   return counts * rng.gamma(2, 0.5, n), counts
 
 
+def jackknife(sums, counts):
+  return intervals.jackknife_ci95(np.array(sums, float), np.array(counts))
+
+
 def test_the_jackknife_is_its_definition():
   sums, counts = clusters(9)
   mean = sums.sum() / counts.sum()
@@ -58,12 +62,12 @@ def test_the_jackknife_is_its_definition():
 
 
 def test_equal_clusters_have_an_interval_of_zero_width():
-  low, high = intervals.jackknife_ci95([6.0] * 9, [4] * 9)
+  low, high = jackknife([6.0] * 9, [4] * 9)
   assert low == high == perplexity.perplexity(6.0, 4)
 
 
 def test_no_perplexity_lies_below_1():
-  low, high = intervals.jackknife_ci95([0.0, 0.0, 0.0, 9.0], [3, 3, 3, 3])
+  low, high = jackknife([0.0, 0.0, 0.0, 9.0], [3, 3, 3, 3])
   assert low == 1.0 < high
 
 
@@ -77,12 +81,12 @@ def test_clusters_without_tokens_change_no_interval():
 
 @pytest.mark.parametrize("sums", [[800.0, 801.0], [1.0, math.inf]])
 def test_an_interval_that_overflows_is_null_not_infinite(sums):
-  assert intervals.jackknife_ci95(sums, [1, 1]) == (None, None)
+  assert jackknife(sums, [1, 1]) == (None, None)
 
 
 def test_one_cluster_has_no_interval():
   with pytest.raises(ValueError, match="1 clusters .* at least 2"):
-    intervals.jackknife_ci95([1.0, 0.0], [3, 0])
+    jackknife([1.0, 0.0], [3, 0])
 
 
 def make_documents(n_documents, n_regions, seed=0):
@@ -98,7 +102,7 @@ def test_four_documents_are_left_out_one_by_one():
   interval, label = intervals.longppl_ci95(sums, counts, np.arange(5))
   assert label == ""
   assert interval == pytest.approx(
-    intervals.jackknife_ci95([sum(x) for x in sums[:4]], [6] * 4)
+    jackknife([sum(x) for x in sums[:4]], [6] * 4)
   )
 
 
@@ -108,9 +112,7 @@ def test_three_documents_speak_of_these_texts_only():
   counts = [counts[0], [], *counts[1:]]
   interval, label = intervals.longppl_ci95(sums, counts, np.arange(4))
   assert label == "these texts only"
-  assert interval == pytest.approx(
-    intervals.jackknife_ci95(np.concatenate(sums), [3] * 12)
-  )
+  assert interval == pytest.approx(jackknife(np.concatenate(sums), [3] * 12))
 
 
 def test_nine_regions_carry_no_interval_and_ten_do():
@@ -172,6 +174,9 @@ def test_paired_difference_uses_the_documents_of_both():
   counts = np.array([2, 2, 0, 2])
   baseline_counts = np.array([3, 3, 3, 0])
   interval = intervals.paired_difference_ci95(
-    [4.0, 4.0, 0.0, 900.0], counts, [3.0, 3.0, 99.0, 0.0], baseline_counts
+    np.array([4.0, 4.0, 0.0, 900.0]),
+    counts,
+    np.array([3.0, 3.0, 99.0, 0.0]),
+    baseline_counts,
   )
   assert interval == (1.0, 1.0)

@@ -11,7 +11,7 @@ import pytest
 from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.paper import intervals, perplexity
-from longctx_jax.report import comparison
+from longctx_jax.report import alike, comparison
 
 KEYS = {"evaluator": "E", "short_len": 4096, "versions": {"jax": "0.10.2"}}
 
@@ -91,7 +91,7 @@ def test_rows_are_sorted_and_self_evaluated_ones_not_ranked():
 def test_unlike_results_are_refused_by_name(field, mine, theirs):
   """Cases J2."""
   results = [make_result("A", **mine), make_result("B"), make_failed("C")]
-  with pytest.raises(comparison.NotComparable) as error:
+  with pytest.raises(alike.NotComparable) as error:
     comparison.compare_table(results, fmt="text")
   for part in ("'A'", "'B'", f"in {field}:", *theirs):
     assert part in str(error.value)
@@ -100,8 +100,8 @@ def test_unlike_results_are_refused_by_name(field, mine, theirs):
 
 def test_versions_do_not_part_results():
   other = KEYS | {"versions": {"jax": "0.11"}, "detail": "keys"}
-  comparison.check_comparable([make_result("A"), make_result("B", keys=other)])
-  comparison.check_comparable([])
+  alike.check_comparable([make_result("A"), make_result("B", keys=other)])
+  alike.check_comparable([])
 
 
 def test_a_constant_factor_shows_as_an_exact_ratio():
@@ -127,8 +127,10 @@ def test_the_ratio_is_over_the_documents_of_both():
   other = dataclasses.replace(
     other, documents=(DocumentResult("d0", 0, "failed"), *middle, elsewhere)
   )
-  row = comparison.comparison_rows([base, other], baseline="base")[1]
-  assert row.ratio == pytest.approx(1.0)
+  with pytest.raises(alike.NotComparable, match="'d11'.*and not there"):
+    comparison.comparison_rows([base, other], baseline="base")
+  rows = comparison.comparison_rows([base, other], baseline="base", force=True)
+  assert rows[1].ratio == pytest.approx(1.0)
 
 
 def test_few_shared_documents_give_a_ratio_without_interval():
@@ -205,7 +207,7 @@ def test_a_baseline_must_exist_and_not_be_self_evaluated():
   results = [make_result("A"), make_result("B", self_evaluated=True)]
   with pytest.raises(ValueError, match="'Z'.*one of A, B"):
     comparison.comparison_rows(results, baseline="Z")
-  with pytest.raises(comparison.NotComparable, match="'B'.*self_evaluated"):
+  with pytest.raises(alike.NotComparable, match="'B'.*self_evaluated"):
     comparison.comparison_rows(results, baseline="B")
   (first, _) = comparison.comparison_rows(results, baseline="B", force=True)
   assert first.ratio == pytest.approx(1.0)

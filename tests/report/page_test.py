@@ -1,11 +1,8 @@
 """Loading, correlating and rendering: from a workdir to one HTML file."""
 
-import json
 from html.parser import HTMLParser
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
@@ -14,7 +11,7 @@ from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.report import correlation
 from longctx_jax.report import page as page_lib
-from longctx_jax.report.comparison import NotComparable
+from longctx_jax.report.alike import NotComparable
 
 KEYS = {"evaluator": "E", "short_len": 64, "stride": 16}
 
@@ -73,18 +70,12 @@ class Page(HTMLParser):
 
 
 def test_load_results_reads_numbers_and_documents(tmp_path):
-  (tmp_path / "results").mkdir()
-  (tmp_path / "documents").mkdir()
-  for stem, name in [("org--b", "org/b"), ("a", "a")]:
-    path = tmp_path / "results" / f"{stem}.json"
-    path.write_text(json.dumps(make_result(name, 2.0, 4.0).to_json()))
-  rows = [DocumentResult("x", 0, "", 3, 1.5).to_row()]
-  path = tmp_path / "documents" / "org--b.parquet"
-  pq.write_table(pa.Table.from_pylist(rows), path)
-  first, second = files.load_results(tmp_path)
-  assert (first.name, first.documents) == ("a", ())
-  assert second.name == "org/b"
-  assert second.documents == (DocumentResult("x", 0, "", 3, 1.5),)
+  document = DocumentResult("x", 0, "", 3, 1.5)
+  second = make_result("org--b", 2.0, 4.0, documents=(document,))
+  first = make_result("a", 2.0, 4.0)
+  for result in (second, first):
+    files.write_result(tmp_path, result)
+  assert files.load_results(tmp_path) == [first, second]
 
 
 def test_a_workdir_without_results_says_what_to_run(tmp_path):

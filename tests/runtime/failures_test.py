@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 
 import pyarrow as pa
 import pytest
@@ -32,7 +33,10 @@ def raised(error, cause=None):
       "the disk: no space left",
     ),
     (ValueError("tensorstore: No space left on device [a]\n b"), "the disk: "),
-    (FileNotFoundError(2, "No such file", "w/x"), "w/x"),
+    (OSError(errno.ENOENT, "No such file", "w/x"), "w/x: No such file: check"),
+    (OSError(errno.EACCES, "Denied", "w/x"), "w/x: Denied: this user may not"),
+    (OSError(errno.EIO, "I/O error", "w/x"), "w/x: I/O error: take another"),
+    (raised(re.error("unterminated", "[")), "the pattern '[' is no regular"),
     (ValueError("one\n  two"), "one two"),
     (ModuleNotFoundError("No module named 'tiktoken'", name="tiktoken"),
      "a package is missing or does not load: No module named 'tiktoken'"),
@@ -46,6 +50,8 @@ def raised(error, cause=None):
 def test_what_came_from_outside_is_a_sentence(error, sentence):
   found = failures.explain(error)
   assert sentence in found and "\n" not in found
+  if "the disk:" in found:
+    assert failures.explain(error, place="w").startswith("w: no space left")
 
 
 @pytest.mark.parametrize(

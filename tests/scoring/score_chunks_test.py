@@ -14,7 +14,6 @@ from support.tiny_runs import (
   make_texts,
   passed,
   save_models,
-  share_passes,
   write_jsonl,
 )
 
@@ -32,15 +31,7 @@ T = 100
 TEXTS = make_texts(3)
 BYTES = TextTokenizer(testing.byte_tokenizer(), name="bytes")
 
-
-@pytest.fixture(scope="module")
-def compiled():
-  return {}
-
-
-@pytest.fixture(autouse=True)
-def scorers(monkeypatch, compiled):
-  return share_passes(monkeypatch, compiled)
+pytestmark = pytest.mark.usefixtures("scorers")
 
 
 @pytest.fixture(scope="module")

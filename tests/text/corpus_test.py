@@ -3,6 +3,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import pathlib
 
 import fsspec
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from longctx_jax.runtime.shards import Shard
 from longctx_jax.text import corpus as corpus_lib
 from longctx_jax.text import json_rows
 
@@ -169,6 +171,19 @@ def test_row_ranges_together_equal_one_run(mixed):
       assert rows == expected[start:stop]
 
 
+def test_shards_together_equal_one_run(mixed):
+  """Within a row range too; a shard counts its own documents."""
+  for row_range in ((0, 0), (2, 9)):
+    corpus = corpus_lib.open_corpus(mixed, row_range=row_range)
+    whole = [document.doc_id for document in corpus]
+    for count in (1, 2, 3, 20):
+      parts = [corpus.shard(Shard(i, count)) for i in range(count)]
+      for index, part in enumerate(parts):
+        own = [document.doc_id for document in part]
+        assert own == whole[index::count] and part.count == len(own)
+      assert len({json.dumps(part.identity) for part in parts}) == count
+
+
 def test_row_range_may_end_behind_the_last_row(mixed):
   corpus = corpus_lib.open_corpus(mixed, row_range=(10, 20))
   assert (corpus.count, len(list(corpus))) == (1, 1)
@@ -271,7 +286,7 @@ def test_duplicate_ids_name_both_places(tmp_path):
     ("absent.txt", "absent.txt does not exist"),
     ("owner/name", "owner/name does not exist.*downloaded"),
     ("*.jsonl", "matches no file"),
-    ("empty", r"holds no file that ends in .txt, .*holds: .json \(1\)"),
+    ("empty", r"holds no file that ends in .txt, .*there: .json \(1\)"),
   ],
 )
 def test_absent_data_is_refused_at_once(tmp_path, source, problem):
@@ -327,7 +342,9 @@ def test_text_column_of_tables_leaves_text_files_alone(tmp_path):
 def test_damaged_parquet_file_is_named(tmp_path):
   path = _write_parquet(tmp_path / "a.parquet", {"text": ["a"]})
   path.write_bytes(path.read_bytes()[:-20])
-  with pytest.raises(ValueError, match="a.parquet is no whole Parquet file"):
+  with pytest.raises(
+    ValueError, match="a.parquet is damaged, or of another kind"
+  ):
     corpus_lib.open_corpus(path)
 
 
@@ -461,6 +478,46 @@ def test_a_folder_is_read_with_its_subfolders(tmp_path, caplog):
       "7 of 12 files are skipped: .csv (2), .gz (1), .json (1), hidden (2), "
       "without an extension (1)" in caplog.text
     )
+
+
+def test_what_is_no_file_is_counted(tmp_path, caplog):
+  """A link to nowhere, a folder among what a glob matches."""
+  (tmp_path / "a.txt").write_text("a")
+  (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
+  (tmp_path / "c.txt").mkdir()
+  (tmp_path / "d.txt").symlink_to(tmp_path)
+  caplog.set_level("INFO", "absl")
+  assert _texts(tmp_path) == ["a"]
+  assert "2 of 3 files are skipped: no file (2)" in caplog.text
+  caplog.clear()
+  assert _texts(str(tmp_path / "*.txt")) == ["a"]
+  assert "skipped: no file (" in caplog.text
+
+
+def test_a_folder_that_cannot_be_opened_is_no_empty_one(tmp_path, monkeypatch):
+  (tmp_path / "a.txt").write_text("a")
+  (tmp_path / "closed").mkdir()
+  scandir = os.scandir
+
+  def closed(path):
+    if str(path).rstrip("/").endswith("closed"):
+      raise PermissionError(13, "Permission denied", str(path))
+    return scandir(path)
+
+  monkeypatch.setattr(os, "scandir", closed)
+  with pytest.raises(PermissionError, match="closed"):
+    corpus_lib.open_corpus(tmp_path)
+
+
+def test_a_parquet_file_damaged_inside_is_named(tmp_path):
+  path = _write_parquet(
+    tmp_path / "a.parquet", {"text": ["a" * 99, "b" * 99] * 50}
+  )
+  data = bytearray(path.read_bytes())
+  data[4:40] = bytes(36)
+  path.write_bytes(data)
+  with pytest.raises(ValueError, match="a.parquet is damaged, or of another"):
+    list(corpus_lib.open_corpus(path))
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import unicodedata
 import numpy as np
 import pytest
 import tokenizers
-from absl import logging
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.byte_fallback import metaspace
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from longctx_jax.text import tokenizer_files
@@ -42,43 +42,6 @@ def byte_level(*, bos=False):
 def template(tokenizer, single):
   specials = [(t, tokenizer.token_to_id(t)) for t in ("<s>", "</s>")]
   return processors.TemplateProcessing(single=single, special_tokens=specials)
-
-
-def metaspace(*, by_normalizer=False, alphabet="acehst"):
-  """SentencePiece's kind of BPE, with byte fallback and a dummy prefix."""
-  merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("c", "a"), ("ca", "t")]
-  merges = [
-    pair for pair in merges if set("".join(pair)) <= set("▁" + alphabet)
-  ]
-  tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
-  tokens += ["▁", *alphabet, *("".join(pair) for pair in merges)]
-  tokenizer = tokenizers.Tokenizer(
-    models.BPE(
-      vocab={token: i for i, token in enumerate(tokens)},
-      merges=merges,
-      unk_token="<unk>",
-      fuse_unk=True,
-      byte_fallback=True,
-    )
-  )
-  if by_normalizer:
-    tokenizer.normalizer = normalizers.Sequence(
-      [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-  else:
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-      prepend_scheme="first", split=False
-    )
-  tokenizer.decoder = decoders.Sequence(
-    [
-      decoders.Replace("▁", " "),
-      decoders.ByteFallback(),
-      decoders.Fuse(),
-      decoders.Strip(" ", 1, 0),
-    ]
-  )
-  tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-  return tokenizer
 
 
 def stand_ins():
@@ -164,15 +127,6 @@ def spans(backend, text):
     (backend.id_to_token(int(i)), text[a:b])
     for i, (a, b) in zip(encoding.ids, encoding.offsets, strict=True)
   ]
-
-
-@pytest.fixture
-def warnings(monkeypatch):
-  said = []
-  monkeypatch.setattr(
-    logging, "warning", lambda text, *args: said.append(text % args)
-  )
-  return said
 
 
 TRAINED = byte_level(bos=True)

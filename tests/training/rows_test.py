@@ -152,3 +152,43 @@ def test_a_batch_stacks_rows_also_without_windows():
   batch = rows.stack([row, row])
   assert batch["inputs"].shape == (2, 4)
   assert batch["window_start"].shape == (2, 0)
+
+
+def best_fit(lengths, order, capacity):
+  """The definition, by looking at every row."""
+  found = []
+  for item in order:
+    room = [capacity - sum(lengths[i] for i in row) for row in found]
+    fitting = [r for r in range(len(found)) if room[r] >= lengths[item]]
+    if fitting:
+      found[min(fitting, key=lambda r: (room[r], r))].append(item)
+    else:
+      found.append([item])
+  return found
+
+
+@given(st.data())
+def test_packing_is_best_fit_and_loses_and_repeats_nothing(data):
+  capacity = data.draw(st.integers(1, 12))
+  lengths = data.draw(st.lists(st.integers(1, capacity), max_size=30))
+  order = data.draw(st.permutations(range(len(lengths))))
+  packed = rows.pack(lengths, order, capacity=capacity)
+  assert [row.tolist() for row in packed] == best_fit(lengths, order, capacity)
+  assert sorted(i for row in packed for i in row) == list(range(len(lengths)))
+
+
+def test_the_example_of_packing():
+  packed = rows.pack([5, 3, 4, 2], range(4), capacity=7)
+  assert [row.tolist() for row in packed] == [[0, 3], [1, 2]]
+
+
+@pytest.mark.parametrize("length", [0, 8])
+def test_an_item_that_fits_nowhere_is_named(length):
+  with pytest.raises(ValueError, match=f"item 1 has length {length}; a row"):
+    rows.pack([5, length], range(2), capacity=7)
+
+
+def test_most_of_a_row_is_used():
+  lengths = np.random.default_rng(0).integers(1, 65, 2000)
+  packed = rows.pack(lengths, np.arange(2000), capacity=64)
+  assert lengths.sum() > 0.97 * 64 * len(packed)

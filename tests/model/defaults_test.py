@@ -1,0 +1,39 @@
+"""What a config leaves open: the machine's, and what is stated wins."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from longctx_jax import testing
+from longctx_jax.model import attention, defaults
+
+
+@pytest.mark.parametrize(
+  ("machine", "dtype", "windows"),
+  [("cpu", "float32", 1), ("gpu", "bfloat16", 4), ("tpu", "bfloat16", 4)],
+)
+def test_an_open_field_is_the_machines(monkeypatch, machine, dtype, windows):
+  monkeypatch.setattr(jax, "default_backend", lambda: machine)
+  assert defaults.dtype().name == dtype
+  assert defaults.window_batch() == windows
+  assert defaults.dtype("float16").name == "float16"
+  assert defaults.window_batch(3) == 3
+
+
+def test_float32_is_meant_to_be_float32():
+  assert defaults.matmul_precision(jnp.float32) == "highest"
+  assert defaults.matmul_precision(jnp.bfloat16) == "default"
+
+
+def test_a_stated_backend_is_not_chosen_anew(monkeypatch):
+  asked = []
+  monkeypatch.setattr(
+    attention, "choose_backend",
+    lambda config, **facts: asked.append(facts) or "chosen",
+  )  # fmt: skip
+  config = testing.tiny_config()
+  options = dict(dtype=jnp.bfloat16, packed=True)
+  assert defaults.attention_backend("plain", config, **options) == "plain"
+  assert not asked
+  assert defaults.attention_backend("auto", config, **options) == "chosen"
+  assert asked == [{"dtype": "bfloat16", "packed": True}]
