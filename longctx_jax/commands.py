@@ -185,6 +185,7 @@ def run(
   *,
   verbs: Collection[str] = (),
   words: Collection[str] = (),
+  many: Collection[str] = (),
   platform: str = "",
   before: Callable[[], None] = lambda: None,
 ) -> None:
@@ -194,18 +195,22 @@ def run(
     main: takes the verb, where there are any, and the words after it.
     verbs: what the first word of the command line may be.
     words: what the others are, for the message.
+    many: verbs that any number of words may follow.
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
     before: runs before any device is used.
   """
   app.run(
     lambda argv: _run(lambda: main(*argv[1:]), platform, before),
-    flags_parser=lambda argv: _parse(argv, verbs, words),
+    flags_parser=lambda argv: _parse(argv, verbs, words, many),
   )
 
 
 def _parse(
-  argv: list[str], verbs: Collection[str], words: Collection[str]
+  argv: list[str],
+  verbs: Collection[str],
+  words: Collection[str],
+  many: Collection[str],
 ) -> list[str]:
   # A --flagfile may name the config.
   file = _config_file(flags.FLAGS.read_flags_from_files(argv[1:]))
@@ -223,7 +228,9 @@ def _parse(
     _fail(error)
   except Exception as error:  # noqa: BLE001  a config is a program
     _fail(f"--config {file} does not load: {type(error).__name__}: {error}")
-  if verbs and (len(rest) != 2 + len(words) or rest[1] not in verbs):
+  more = len(rest) - 2 - len(words)
+  known = len(rest) > 1 and rest[1] in verbs
+  if verbs and not (known and (not more or (more > 0 and rest[1] in many))):
     expected = [f"one of {', '.join(verbs)}", *words]
     _fail(f"expected {', then '.join(expected)}")
   if not verbs and len(rest) > 1:

@@ -5,6 +5,7 @@ Doors, for other rooms:
   foreign_files: what is wrong with a file that others wrote
   settings: whether two runs agree in what determines their numbers
   progress: usage, speed, time left, a heartbeat
+  shards: which part of the work is whose
   processes: several processes as one program; SIGTERM
   device: what a script runs on
   machine: what Linux, macOS and Windows do not share
@@ -13,6 +14,7 @@ Doors, for other rooms:
 """
 
 __all__ = [
-  "files", "foreign_files", "settings", "progress", "processes", "device",
+  "files", "foreign_files", "settings", "progress", "shards", "processes",
+  "device",
   "machine", "urls", "failures",
 ]  # fmt: skip

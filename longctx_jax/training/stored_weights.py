@@ -95,7 +95,7 @@ class StoredWeights:
     """What the weights depend on beside the settings of the loss."""
     known = {
       name: value
-      for name, value in self.manifest.items()
+      for name, value in self.manifest.to_json().items()
       if name not in _RECORDED
     }
     return settings.flatten({"weights": known})

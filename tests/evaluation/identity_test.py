@@ -126,6 +126,19 @@ def test_one_changed_text_is_evaluated_and_the_others_kept(
   assert numbers(after) == numbers(evaluate(config, tmp_path / "fresh"))
 
 
+def test_documents_stand_where_the_corpus_has_them(tmp_path, corpus):
+  """Not where they stood when they were scored."""
+  config = corpus(TEXTS[:2], ids=["a", "b"])
+  path = tmp_path / "now.jsonl"
+  lines = (tmp_path / "corpus.jsonl").read_text().splitlines(keepends=True)
+  path.write_text("".join(lines[::-1]))
+  config.data.sources = (str(path),)
+  found = evaluate(config, tmp_path / "work")
+  assert [(one.doc_id, one.doc_index) for one in found.documents] == [
+    ("b", 0), ("a", 1)
+  ]  # fmt: skip
+
+
 def test_edited_slices_are_other_key_tokens(tmp_path, corpus):
   config = corpus(TEXTS[:2], alpha=2.0, beta=-2.0)
   folder = tmp_path / "judge"
