@@ -19,7 +19,6 @@ from support.tiny_runs import (
   make_texts,
   passed,
   save_models,
-  share_passes,
   write_jsonl,
 )
 
@@ -34,14 +33,7 @@ TEXTS = make_texts(6)
 OF_THE_RUN = {"seconds", "tokens_per_second", "padding_share", "n_reused"}
 
 
-@pytest.fixture(scope="module")
-def compiled():
-  return {}
-
-
-@pytest.fixture(autouse=True)
-def scorers(monkeypatch, compiled):
-  return share_passes(monkeypatch, compiled)
+pytestmark = pytest.mark.usefixtures("scorers")
 
 
 @pytest.fixture(scope="module")
