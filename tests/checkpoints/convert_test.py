@@ -16,7 +16,7 @@ from support import family_cases
 from support.command_line import ROOT
 
 from longctx_jax import testing
-from longctx_jax.checkpoints import convert, loading
+from longctx_jax.checkpoints import convert, loading, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, sharding
 
@@ -123,7 +123,7 @@ def test_a_gguf_file_becomes_a_folder_with_its_tokenizer(
 ):
   """Cases G3, G9: rows in order, ids the same."""
   # Never through the devices: a converting machine need not hold the model.
-  monkeypatch.setattr(checked, "load_parameters", None)
+  monkeypatch.setattr(weights, "load_parameters", None)
   convert.convert(smollm2, str(tmp_path / "out"), fmt="hf", dtype="bfloat16")
   source = loading.open_source(pathlib.Path(smollm2))
   found = tensors_in(tmp_path / "out")

@@ -19,7 +19,6 @@ from support.tiny_runs import (
   make_texts,
   passed,
   save_models,
-  share_passes,
   write_jsonl,
 )
 
@@ -34,14 +33,7 @@ TEXTS = make_texts(6)
 OF_THE_RUN = {"seconds", "tokens_per_second", "padding_share", "n_reused"}
 
 
-@pytest.fixture(scope="module")
-def compiled():
-  return {}
-
-
-@pytest.fixture(autouse=True)
-def scorers(monkeypatch, compiled):
-  return share_passes(monkeypatch, compiled)
+pytestmark = pytest.mark.usefixtures("scorers")
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +116,19 @@ def test_one_changed_text_is_evaluated_and_the_others_kept(
   after = evaluate(config, work)
   assert passed(scorers) == after.documents[1].n_tokens
   assert numbers(after) == numbers(evaluate(config, tmp_path / "fresh"))
+
+
+def test_documents_stand_where_the_corpus_has_them(tmp_path, corpus):
+  """Not where they stood when they were scored."""
+  config = corpus(TEXTS[:2], ids=["a", "b"])
+  path = tmp_path / "now.jsonl"
+  lines = (tmp_path / "corpus.jsonl").read_text().splitlines(keepends=True)
+  path.write_text("".join(lines[::-1]))
+  config.data.sources = (str(path),)
+  found = evaluate(config, tmp_path / "work")
+  assert [(one.doc_id, one.doc_index) for one in found.documents] == [
+    ("b", 0), ("a", 1)
+  ]  # fmt: skip
 
 
 def test_edited_slices_are_other_key_tokens(tmp_path, corpus):
