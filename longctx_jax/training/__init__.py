@@ -3,6 +3,7 @@
 Doors, for other rooms:
   run: trains, or goes on with a training; the jit is there
   step: one pure training step
+  losses: weighted likelihood losses
   state: what a run carries from step to step
   optimizer: AdamW, schedule, clipping
   rows: documents packed into rows of a fixed length
@@ -10,7 +11,6 @@ Doors, for other rooms:
   metrics: a line per interval, and TensorBoard events
 
 Inside:
-  losses: weighted likelihood losses
   data: batches of shuffled rows, exact to resume
   stored_weights: weights from a key-token store
   context: another RoPE table for the same weights
@@ -18,4 +18,13 @@ Inside:
   config: the settings of the parts
 """
 
-__all__ = ["run", "step", "state", "optimizer", "rows", "checkpoint", "metrics"]
+__all__ = [
+  "run",
+  "step",
+  "losses",
+  "state",
+  "optimizer",
+  "rows",
+  "checkpoint",
+  "metrics",
+]
