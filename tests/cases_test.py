@@ -514,7 +514,7 @@ FAULTS = {
     training/stored_weights_test::test_a_store_that_was_made_anew_is_other_data
     """,
   "lost-2": "training/start_test::test_two_runs_in_one_workdir_are_refused",
-  "lost-6, training": """
+  "lost-6-training": """
     training/start_test::test_ctrl_c_saves_and_ends_with_130
     training/start_test::test_a_second_ctrl_c_ends_at_once""",
   "lost-9": """
@@ -550,10 +550,10 @@ FAULTS = {
   "training-8": "training/inventory_test::test_a_step_of_several_epochs_says_so",
   "training-9": "commands_test::test_a_mistake_is_one_line_and_status_2",
   # Kinds beyond the rows: what scoring refuses, and files that repeat a fact.
-  "training, ids": "training/inventory_test::test_ids_beyond_the_vocabulary_are_refused",
-  "training, dtypes": "training/config_test::test_settings_that_no_run_can_have_are_refused",
-  "training, unread": "training/inventory_test::test_documents_that_cannot_be_read_are_counted",
-  "training, facts": """
+  "training-ids": "training/inventory_test::test_ids_beyond_the_vocabulary_are_refused",
+  "training-dtypes": "training/config_test::test_settings_that_no_run_can_have_are_refused",
+  "training-unread": "training/inventory_test::test_documents_that_cannot_be_read_are_counted",
+  "training-facts": """
     checkpoints/export_test::test_a_longer_context_is_stated_wherever_the_former_was
     checkpoints/export_test::test_a_kind_of_cache_for_windows_goes_with_them""",
 }

@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from longctx_jax.key_tokens.manifest import NUMERICS
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.runtime import settings
 
@@ -47,11 +46,6 @@ def of_model(model: Mapping[str, Any]) -> dict[str, Any]:
   """The facts of a model that two runs must share, dotted names."""
   facts = {name: value for name, value in model.items() if name in MODEL}
   return settings.flatten(facts, prefix="model.")
-
-
-def numerics() -> int:
-  """A number that is raised whenever a result may change beyond rounding."""
-  return NUMERICS
 
 
 def keys_sha256(keys: KeyTokens) -> str:
