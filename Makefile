@@ -10,7 +10,8 @@ TOKENIZERS := llama2 llama3_1 qwen3 gemma3 deepseek_v3
 GOLDEN_DIR ?=
 
 .PHONY: demo test test-slow test-parity test-golden test-latest
-.PHONY: test-transformers4 test-tokenizers test-tpu-compile lint bench clean
+.PHONY: test-data-tools test-transformers4 test-tokenizers
+.PHONY: test-tpu-compile lint bench clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py --workdir runs/demo --overwrite
@@ -46,6 +47,11 @@ test-tokenizers: .venv-tokenizers/ready
 test-tpu-compile: .venv-tpu/ready
 	$(subst $(BIN),.venv-tpu/bin,$(PYTEST)) -s -m tpu_compile
 
+# The folder of a store in pandas, polars, duckdb and datasets.
+test-data-tools: .venv-data-tools/ready
+	$(subst $(BIN),.venv-data-tools/bin,$(PYTEST)) -q \
+	  tests/key_tokens/data_tools_test.py
+
 # With the newest JAX and Flax that a newer Python gets.
 test-latest: .venv-latest/ready
 	$(subst $(BIN),.venv-latest/bin,$(PYTEST)) -q -n auto -m "$(FAST)"
@@ -70,6 +76,13 @@ bench: .venv/ready .venv-parity/ready
 	.venv-parity/bin/pip install -q -r requirements-parity.txt \
 	  -r requirements.txt -r requirements-dev.txt
 	.venv-parity/bin/pip install -q --no-deps -r requirements-demo.txt
+	touch $@
+
+.venv-data-tools/ready: requirements.txt requirements-dev.txt \
+  requirements-data-tools.txt
+	$(PYTHON) -m venv .venv-data-tools
+	.venv-data-tools/bin/pip install -q -r requirements.txt \
+	  -r requirements-dev.txt -r requirements-data-tools.txt
 	touch $@
 
 .venv-transformers4/ready: requirements.txt requirements-dev.txt \
@@ -112,5 +125,5 @@ bench: .venv/ready .venv-parity/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-parity .venv-latest .venv-tpu \
+	rm -rf .venv .venv-parity .venv-data-tools .venv-latest .venv-tpu \
 	  .venv-transformers4 .venv-tokenizers .jax_cache runs

@@ -8,13 +8,16 @@ import pytest
 
 import longctx_jax
 from longctx_jax import longppl
-from longctx_jax.paper import intervals, perplexity, spans
+from longctx_jax.paper import contrast, intervals, perplexity, spans, windows
 
 FUNCTIONS = (
   longctx_jax.load_model,
   longppl.find_key_tokens,
   longppl.compute_longppl,
   longppl.longppl_from_log_probs,
+  windows.Windows.plan,
+  contrast.key_token_mask,
+  contrast.longce_weights,
   perplexity.perplexity,
   perplexity.bits_per_byte,
   perplexity.pooled_perplexity,

@@ -78,6 +78,10 @@ def key_token_mask(
 
   Returns:
     bool [B, T].
+
+  >>> long, short = np.array([-1.0, -1.0, -3.0]), np.array([-4.0, -3.0, -9.0])
+  >>> key_token_mask(long, short, Thresholds(alpha=2.0, beta=-2.0)).tolist()
+  [True, False, False]
   """
   alpha, beta = np.float32(thresholds.alpha), np.float32(thresholds.beta)
   return (lsd(long_log_probs, short_log_probs) > alpha) & (
@@ -112,6 +116,10 @@ def longce_weights(
 
   Raises:
     ValueError: unless 0 <= floor <= gamma and gamma > 0.
+
+  >>> long, short = np.array([-1.0, -0.5]), np.array([-1.0, -9.0])
+  >>> longce_weights(long, short, ~np.isnan(short), gamma=5.0).tolist()
+  [1.0, 5.0]
   """
   if not (gamma > 0 and 0 <= floor <= gamma):
     raise ValueError(

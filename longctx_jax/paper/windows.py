@@ -80,6 +80,10 @@ class Windows:
 
     Returns:
       The plan; empty when n <= short_len.
+
+    >>> plan = Windows(short_len=4, stride=2).plan(9)
+    >>> plan.start.tolist(), plan.score_start.tolist(), plan.score_end.tolist()
+    ([0, 2, 4], [4, 6, 8], [6, 8, 9])
     """
     start = np.arange(
       0, max(0, n - self.short_len), self.stride, dtype=np.int64

@@ -39,10 +39,20 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def require_content(path: pathlib.Path) -> None:
   """Raises ValueError for an empty file, or git's pointer in place of one."""
   with path.open("rb") as file:
-    begin = file.read(len(_POINTER))
-  if not begin:
+    head = file.read(len(_POINTER))
+  if not head:
     raise ValueError(f"{path} is empty: copy it once more")
-  if begin == _POINTER:
+  refuse_pointer_in(head, path)
+
+
+def refuse_pointer_in(head: bytes, path: object) -> None:
+  """Raises ValueError where a file's first bytes are those of a pointer.
+
+  Args:
+    head: at least 23 bytes of it.
+    path: of the file, for the message.
+  """
+  if head.startswith(_POINTER):
     raise ValueError(
       f"{path} is a git-lfs pointer, not the file itself: run `git lfs pull` "
       "in its folder, or download the file"
