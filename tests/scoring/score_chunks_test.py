@@ -151,7 +151,7 @@ def test_training_refuses_a_store_of_other_cuts(tmp_path, config, models):
   config.data.chunk_tokenizer = str(models / "m1")
   run_lib.score_corpus(config, workdir=tmp_path / "w")
   with pytest.raises(
-    ValueError, match="cuts documents otherwise: chunk_tokenizer is "
+    ValueError, match="cuts documents otherwise: chunk_tokenizer was "
   ):
     data.open_training_data(
       train_config(tmp_path, config, key_tokens=str(tmp_path / "w")), BYTES
