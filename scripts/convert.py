@@ -5,10 +5,11 @@ r"""Converts a checkpoint, and compares its logits with a reference's.
   python scripts/convert.py --source runs/qwen --target runs/qwen_hf \
     --verify reference.npz
 
-Sources are Hugging Face folders, hub ids, .gguf files and Orbax folders made
-here. Without --target, --verify compares the source. The status is 2 where a
-logit differs by more than --tolerance. Tensors that match --allow_missing may
-be missing (0, norms the identity) or unexplained (left out).
+Sources are Hugging Face folders, hub ids, .gguf files, Orbax folders made here
+and steps of a training run (W/checkpoints/100). Without --target, --verify
+compares the source. The status is 2 where a logit differs by more than
+--tolerance. Tensors that match --allow_missing may be missing (0, norms the
+identity) or unexplained (left out).
 """
 
 from absl import flags

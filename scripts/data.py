@@ -1,24 +1,22 @@
-r"""Makes evaluation data, and checks published key tokens against it.
+r"""Makes evaluation data, checks published key tokens, merges stores.
 
   python scripts/data.py govreport --output govreport.parquet
   python scripts/data.py check_slices --slices key_text/Meta-Llama-3.1-8B \
     --data govreport.parquet --tokenizer meta-llama/Llama-3.1-8B
-
-The first needs a connection, or --source and --tokenizer; the second ends with
-status 2 where the slices are not of these texts.
+  python scripts/data.py merge runs/a runs/b --output runs/both
+The first needs a connection, or --source and --tokenizer.
 """
 
 from absl import flags
 
 from longctx_jax import commands
 from longctx_jax.experiments import govreport, slice_check
+from longctx_jax.key_tokens import merging
 from longctx_jax.text import corpus
 
-_OUTPUT = flags.DEFINE_string("output", "govreport.parquet", "Parquet to write")
+_OUTPUT = flags.DEFINE_string("output", "", "Parquet, or workdir, to write")
 _SOURCE = flags.DEFINE_string("source", "", "tokenized set, not the hub's")
-_TOKENIZER = flags.DEFINE_string(
-  "tokenizer", "", "folder or hub id: Llama 2's, or the slices' evaluator's"
-)
+_TOKENIZER = flags.DEFINE_string("tokenizer", "", "Llama 2's; the evaluator's")
 _MIN = flags.DEFINE_integer("min_ids", govreport.MIN_IDS, "ids of a report")
 _COUNT = flags.DEFINE_integer("documents", govreport.DOCUMENTS, "reports")
 _MAX = flags.DEFINE_integer("max_ids", govreport.MAX_IDS, "ids kept of each")
@@ -28,19 +26,15 @@ _DATA = flags.DEFINE_multi_string("data", [], "texts: file, folder or glob")
 
 def make_govreport():
   """Writes the paper's evaluation set."""
+  output = _OUTPUT.value or "govreport.parquet"
+  tokenizer = _TOKENIZER.value or govreport.TOKENIZER
+  limits = dict(min_ids=_MIN.value, documents=_COUNT.value, max_ids=_MAX.value)
   table = govreport.make(
-    _OUTPUT.value,
-    source=_SOURCE.value,
-    tokenizer=_TOKENIZER.value or govreport.TOKENIZER,
-    min_ids=_MIN.value,
-    documents=_COUNT.value,
-    max_ids=_MAX.value,
+    output, source=_SOURCE.value, tokenizer=tokenizer, **limits
   )
-  print(f"{table.num_rows} documents in {_OUTPUT.value}")
-  print(
-    "next: python scripts/data.py check_slices --slices FOLDER --data "
-    f"{_OUTPUT.value} --tokenizer EVALUATOR"
-  )
+  print(f"{table.num_rows} documents in {output}")
+  command = f"check_slices --slices FOLDER --data {output} --tokenizer NAME"
+  print(f"next: python scripts/data.py {command}")
 
 
 def check_slices():
@@ -54,6 +48,13 @@ def check_slices():
   print(f"next: python scripts/eval.py --keys slices:{_SLICES.value} ...")
 
 
+def merge(*folders):
+  """Writes the documents of several stores into one."""
+  store = merging.merge(folders, _OUTPUT.value)
+  print(f"{len(store):,} documents in {_OUTPUT.value}/key_tokens")
+
+
 if __name__ == "__main__":
-  verbs = {"govreport": make_govreport, "check_slices": check_slices}
-  commands.run(lambda verb: verbs[verb](), verbs=verbs, platform="cpu")
+  verbs = dict(govreport=make_govreport, check_slices=check_slices, merge=merge)
+  options = dict(verbs=verbs, many=("merge",), platform="cpu")
+  commands.run(lambda verb, *words: verbs[verb](*words), **options)

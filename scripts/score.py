@@ -3,43 +3,44 @@ r"""Scores a corpus with an evaluator: key tokens and long-context scores.
   python scripts/score.py --model Qwen/Qwen3-8B --data 'docs/*.parquet' \
     --text_column text --workdir runs/keys
 
-The same command goes on where a run was stopped.
+The same command goes on where a run was stopped. A job array shares the work
+with --shard auto; --shard 0/8 to 7/8 are eight processes by hand.
 """
+
+import os
 
 from absl import flags
 
 from longctx_jax import commands
+from longctx_jax.runtime import shards
 from longctx_jax.scoring import run
 
 _CONFIG = commands.define_config("longppl.py")
 _FIELDS = commands.define_data_flags()
-_WORKDIR = flags.DEFINE_string(
-  "workdir", None, "holds all output", required=True
-)
+_WORKDIR = flags.DEFINE_string("workdir", None, "all output", required=True)
 _MODEL = flags.DEFINE_string("model", None, "folder, hub id or .gguf file")
 _COLUMNS = flags.DEFINE_list("columns", None, "columns that pass through")
 _CHUNK = flags.DEFINE_integer("chunk_len", None, "cut as training cuts: T")
 _CUTTER = flags.DEFINE_string("chunk_tokenizer", None, "whose ids T counts")
 _DETAIL = flags.DEFINE_string("detail", None, "tokens, keys or scores")
+_SHARD = flags.DEFINE_string("shard", "0/1", "of the documents: i/n, auto")
+_PRUNE = flags.DEFINE_bool("prune", False, "remove what --data lacks")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the store anew")
 
 
 def main():
   """Scores, then says what to do next."""
-  config = commands.override(
-    _CONFIG.value,
-    _FIELDS()
-    | {
-      "evaluator": _MODEL.value,
-      "data.columns": _COLUMNS.value,
-      "data.chunk_len": _CHUNK.value,
-      "data.chunk_tokenizer": _CUTTER.value,
-      "scoring.detail": _DETAIL.value,
-    },
-  )
-  store = run.score_corpus(
-    config, workdir=_WORKDIR.value, overwrite=_OVERWRITE.value
-  )
+  fields = {
+    "evaluator": _MODEL.value,
+    "data.columns": _COLUMNS.value,
+    "data.chunk_len": _CHUNK.value,
+    "data.chunk_tokenizer": _CUTTER.value,
+    "scoring.detail": _DETAIL.value,
+  }
+  config = commands.override(_CONFIG.value, _FIELDS() | fields)
+  shard = shards.parse(_SHARD.value, os.environ)
+  options = dict(overwrite=_OVERWRITE.value, shard=shard, prune=_PRUNE.value)
+  store = run.score_corpus(config, workdir=_WORKDIR.value, **options)
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
   if config.data.chunk_len:
     print(
@@ -47,11 +48,10 @@ def main():
       f"stored --config.data.key_tokens={_WORKDIR.value} --workdir runs/train"
     )
     return
-  same = ("data", "text_column", "ids_column", "ids_tokenizer", "id_column")
-  documents = commands.given(*same, "row_range")
+  same = "data text_column ids_column ids_tokenizer id_column row_range".split()
   print(
-    f"next: python scripts/eval.py --keys {_WORKDIR.value} {documents} "
-    "--model MODEL --workdir runs/eval"
+    f"next: python scripts/eval.py --keys {_WORKDIR.value} "
+    f"{commands.given(*same)} --model MODEL --workdir runs/eval"
   )
 
 

@@ -99,7 +99,7 @@ MISTAKES = {
   ),
   "a list of models that is missing, for a config of a flag file": (
     [EVAL, "--flagfile={folder}/flags.txt", "--models_file=none.txt"],
-    "No such file or directory: 'none.txt'",
+    "none.txt: No such file or directory",
   ),
   "a variant of a config in a flag file": (
     [EVAL, "--flagfile={folder}/variant.txt"], "variant 'k1025' is not one of"

@@ -31,7 +31,7 @@ def resolve(name: str, *, weights: bool = True) -> tuple[pathlib.Path, str]:
   the hub answers.
 
   Args:
-    name: a path or a hub id.
+    name: a path or a hub id, which "@" and a branch, tag or commit may follow.
     weights: whether they are needed: a tokenizer does without.
 
   Raises:
@@ -41,21 +41,23 @@ def resolve(name: str, *, weights: bool = True) -> tuple[pathlib.Path, str]:
   path = pathlib.Path(name).expanduser()
   if path.exists():
     return path, ""
-  looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1
+  hub_id, _, revision = name.partition("@")
+  looks_local = name.startswith((".", "/", "~")) or hub_id.count("/") != 1
   if looks_local or path.suffix == ".gguf":
     raise FileNotFoundError(
-      f"{name}: no such file or folder, and not a hub id (owner/name)"
+      f"{name}: no such file or folder, and not a hub id (owner/name, or "
+      "owner/name@revision)"
     )
   import huggingface_hub
   from huggingface_hub import constants, errors
 
-  commit, error = _ask(name)
+  commit, error = _ask(hub_id, revision)
   try:
     if isinstance(error, errors.RepositoryNotFoundError):
       raise error
     snapshot = huggingface_hub.snapshot_download(
-      name,
-      revision=commit or None,
+      hub_id,
+      revision=commit or revision or None,
       allow_patterns=_FILES + (_WEIGHTS if weights else ()),
       ignore_patterns=_LEFT_OUT,
       local_files_only=not commit,
@@ -73,7 +75,7 @@ def resolve(name: str, *, weights: bool = True) -> tuple[pathlib.Path, str]:
   return snapshot, snapshot.name
 
 
-def _ask(name: str) -> tuple[str, Exception | None]:
+def _ask(hub_id: str, revision: str) -> tuple[str, Exception | None]:
   """(commit, None), or ("", why there is none)."""
   import huggingface_hub
 
@@ -81,7 +83,9 @@ def _ask(name: str) -> tuple[str, Exception | None]:
 
   def ask():
     try:
-      info = huggingface_hub.HfApi().model_info(name, timeout=_ASK_SECONDS)
+      info = huggingface_hub.HfApi().model_info(
+        hub_id, revision=revision or None, timeout=_ASK_SECONDS
+      )
       answer.append((info.sha, None))
     except Exception as error:
       # Of whichever HTTP library this version of the hub's package uses.

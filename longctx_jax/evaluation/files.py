@@ -187,13 +187,13 @@ class Line:
   @classmethod
   def from_json(cls, fields: Mapping[str, Any]) -> Line:
     """Reads what `to_json` gives."""
-    known = documents_lib.known_fields(cls, fields, required=("document",))
-    document = DocumentResult.from_json(known["document"])
-    return cls(**known | {"document": document})
+    spent = documents_lib.known_fields(cls, fields, required=())
+    return cls(DocumentResult.from_json(fields), **spent)
 
   def to_json(self) -> dict[str, Any]:
-    """JSON-ready fields."""
-    return dataclasses.asdict(self)
+    """The fields of the document, and what it took beside them."""
+    spent = dataclasses.asdict(self)
+    return spent.pop("document") | spent
 
 
 class Ledger:

@@ -86,7 +86,9 @@ class Matched:
   def __iter__(self) -> Iterator[tuple[KeyTokens, Document]]:
     for document in self.corpus:
       if document.doc_id in self.store.hashes:
-        yield self.store.get(document.doc_id), document
+        keys = self.store.get(document.doc_id)
+        # Where it stands now: the corpus may have grown since it was scored.
+        yield dataclasses.replace(keys, doc_index=document.doc_index), document
 
 
 def match(store: KeyTokenStore, corpus: Corpus) -> Matched:

@@ -193,16 +193,25 @@ class ModelResult:
 
   @property
   def documents_sha256(self) -> str:
-    """Hash of the documents' numbers and identity; "" without documents."""
+    """Hash of the documents' numbers and identity; "" without documents.
+
+    Where they stand in the corpus is no part of it.
+    """
     if not self.documents:
       return ""
     # A field that a later version adds has its default in files of before.
-    empty = DocumentResult("", -1, "").to_json()
-    rows = [
-      {n: v for n, v in document.to_json().items() if v != empty[n]}
+    empty = DocumentResult("", 0, "").to_json()
+    rows = sorted(
+      json.dumps(
+        {
+          name: value
+          for name, value in document.to_json().items()
+          if name != "doc_index" and value != empty[name]
+        }
+      )
       for document in self.documents
-    ]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    )
+    return hashlib.sha256("".join(rows).encode()).hexdigest()
 
   @property
   def text_labels(self) -> Int[np.ndarray, " D"]:
@@ -232,11 +241,14 @@ class ModelResult:
     elif self.longppl is not None:
       interval = f" (no interval: {label})"
     why = f" ({self.reason})" if self.reason else ""
+    read, left_out = self.n_documents_read, ""
+    if read is not None and read < self.n_documents:
+      left_out = f"  {read:,} of {self.n_documents:,} documents"
     return (
       f"LongPPL {number(self.longppl)}{interval}{why}  PPL {number(self.ppl)}  "
       f"keys {n_keys:,} in {n_regions:,} regions  "
       f"coverage {number(self.key_coverage)}  {self.protocol}"
-      f"{'  self-evaluated' if self.self_evaluated else ''}"
+      f"{'  self-evaluated' if self.self_evaluated else ''}{left_out}"
     )
 
 

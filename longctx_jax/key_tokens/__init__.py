@@ -3,11 +3,14 @@
 Doors, for other rooms:
   manifest: how key tokens were made
   record: key tokens of one document, at their thresholds
-  store: a folder of them: resumable and checked
+  store: a folder of them, to be read
   slices: the slice files that the reference published
+  writer: writes one, also by several processes at once
+  merging: several stores into one
 
 Inside:
+  folder: where its files lie
   parts: the Parquet files of a store
 """
 
-__all__ = ["manifest", "record", "store", "slices"]
+__all__ = ["manifest", "record", "store", "slices", "writer", "merging"]

@@ -11,13 +11,25 @@ from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.paper.windows import Windows
 
 FORMAT_VERSION = 1
+# Raised whenever a number may change by more than rounding.
+NUMERICS = 1
 # What is stored of a document; "spans" are the reference's slice files.
 DETAILS = ("tokens", "keys", "scores")
 PROTOCOLS = ("paper", "strict")
 OVER_LENGTH = ("truncate_end", "skip", "error")
 _SPANS = "spans"
 # Fields of some manifests only; those of slice files are the required ones.
-_OPTIONAL = {"rope_by_length", "chunk_len", "chunk_tokenizer", "source"}
+_OPTIONAL = {
+  "rope_by_length",
+  "chunk_len",
+  "chunk_tokenizer",
+  "numerics",
+  "source",
+}
+# What no log-prob depends on: how the weights are spelled, and by which
+# software and revision they came. For slice files the name is all there is.
+_RECORDED = {"evaluator", "revision", "versions", "format_version"}
+_THRESHOLDS = {"alpha", "beta"}
 _REMEDY = "Restore it, or start anew with --overwrite."
 
 
@@ -48,6 +60,7 @@ class Manifest:
     rope_by_length: of a RoPE table that depends on the length.
     chunk_len: targets of a chunk, where documents were cut for training.
     chunk_tokenizer: fingerprint of the tokenizer that they were cut by.
+    numerics: NUMERICS of the version that scored; files of before have none.
     source: slice files that were read.
   """
 
@@ -70,6 +83,7 @@ class Manifest:
   rope_by_length: Mapping | None = dataclasses.field(default=None, hash=False)
   chunk_len: int | None = None
   chunk_tokenizer: str | None = None
+  numerics: int = NUMERICS
   source: str | None = None
 
   def __post_init__(self):
@@ -95,11 +109,22 @@ class Manifest:
       value = getattr(self, field.name)
       if dataclasses.is_dataclass(value):
         found |= dataclasses.asdict(value)
+      elif self._is_published and field.name == "numerics":
+        continue  # Spans are what they are.
       elif value is not None or not (self._is_published or _is_optional(field)):
         found[field.name] = value
     # Slice files have no manifest, and so no format.
     version = {} if self._is_published else {"format_version": FORMAT_VERSION}
     return found | version
+
+  def identity(self) -> dict[str, Any]:
+    """What determines the log-probs, as JSON: two stores agree in it.
+
+    alpha and beta do not: they are of results that are derived from these.
+    """
+    free = {"source"} if self._is_published else _RECORDED
+    fields = self.to_json()
+    return {n: fields[n] for n in fields if n not in free | _THRESHOLDS}
 
   @property
   def prefix_len(self) -> int:
@@ -142,7 +167,8 @@ class Manifest:
       if field.name in _PARTS:
         names = _names(_PARTS[field.name])
       known |= set(names)
-      free = field.default is None if published else _is_optional(field)
+      has_default = field.default is not dataclasses.MISSING
+      free = has_default if published else _is_optional(field)
       required += () if free else names
     for problem, names in (
       ("lacks", [name for name in required if name not in fields]),

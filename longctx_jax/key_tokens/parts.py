@@ -4,10 +4,11 @@ Offsets are DELTA_BINARY_PACKED and log-probs BYTE_STREAM_SPLIT, under zstd: at
 most 8 bytes a token together, where plain lists take 16.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -31,7 +32,7 @@ _FIELDS = {
 }
 
 
-_IDENTITY = ("doc_id", "doc_index", "text_sha256")
+_IDENTITY = ("doc_id", "doc_index", "text_sha256", "reason")
 _ARRAYS = {
   "token_start": np.int32,
   "token_end": np.int32,
@@ -50,6 +51,7 @@ _ENCODINGS = {
 
 # Schema metadata: which of the other columns are scores.
 _SCORES = b"longctx_jax.scores"
+_MANIFEST = b"longctx_jax.manifest"
 # In memory: 8 documents of 32k tokens. A document is read with its row group,
 # which is why a group stays far below the 32 MB it may have.
 _GROUP_BYTES = 4 << 20
@@ -63,6 +65,7 @@ class StoredRow:
     doc_id: id of the document.
     doc_index: its index in the corpus.
     text_sha256: hash of its text as read.
+    reason: why it has no key tokens, at the thresholds of the store.
     path: the part.
     group: row group within the part.
     row: row within the group.
@@ -71,38 +74,80 @@ class StoredRow:
   doc_id: str
   doc_index: int
   text_sha256: str
+  reason: str
   path: pathlib.Path
   group: int
   row: int
 
 
 def write_part(
-  rows: Sequence[KeyTokens], file: BinaryIO, *, detail: str
+  rows: Sequence[KeyTokens], file: BinaryIO, manifest: Manifest
 ) -> None:
-  """Writes rows as a Parquet file.
+  """Writes rows as a Parquet file, with checksums of its pages.
 
   Args:
     rows: at least one, in the order to be stored.
     file: open for writing.
-    detail: "tokens" stores the arrays of all tokens, "keys" those of the key
-      tokens, "scores" none.
+    manifest: of the store, which the file repeats. Its detail "tokens" stores
+      the arrays of all tokens, "keys" those of the key tokens, "scores" none.
 
   Raises:
     ValueError: a column that passes through has the name of a stored field.
   """
-  table = _to_table(rows, detail)
+  table = _to_table(rows, manifest.detail)
+  named = json.dumps(manifest.to_json(), allow_nan=False)
+  metadata = {**table.schema.metadata, _MANIFEST: named}
+  _write(table.replace_schema_metadata(metadata), file)
+
+
+def write_without(
+  path: pathlib.Path, rows: Collection[StoredRow], file: BinaryIO
+) -> None:
+  """Writes a part anew, without some of its rows."""
+  left_out = {(row.group, row.row) for row in rows}
+  kept = []
+  with _opened(path) as parquet:
+    for group in range(parquet.num_row_groups):
+      table = parquet.read_row_group(group, use_threads=False)
+      mask = [(group, row) not in left_out for row in range(table.num_rows)]
+      kept.append(table.filter(pa.array(mask, pa.bool_())))
+  _write(pa.concat_tables(kept), file)
+
+
+def _write(table: pa.Table, file: BinaryIO) -> None:
   flat = [name for name in table.column_names if name not in _ARRAYS]
-  encodings = {} if detail == "scores" else _ENCODINGS
+  has_arrays = len(flat) < table.num_columns
   with pq.ParquetWriter(
     file,
     table.schema,
     compression="zstd",
     use_dictionary=False,
-    column_encoding=encodings,
+    column_encoding=_ENCODINGS if has_arrays else {},
     write_statistics=flat,
+    write_page_checksum=True,
   ) as writer:
     for group in _groups(table):
       writer.write_table(group)
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[pq.ParquetFile]:
+  """A part, whose pages are checked as they are read."""
+  try:
+    with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+      yield parquet
+  except (pa.ArrowException, OSError) as error:
+    raise ValueError(
+      f"{path} is damaged: {error}. Remove it and score again with the same "
+      "command: the documents of the other parts are kept."
+    ) from error
+
+
+def read_manifest(path: pathlib.Path) -> dict[str, Any] | None:
+  """The fields of the manifest that a part repeats; parts of before don't."""
+  with _opened(path) as parquet:
+    metadata = parquet.schema_arrow.metadata or {}
+  return json.loads(metadata[_MANIFEST]) if _MANIFEST in metadata else None
 
 
 def stored_rows(path: pathlib.Path) -> Iterator[StoredRow]:
@@ -111,26 +156,28 @@ def stored_rows(path: pathlib.Path) -> Iterator[StoredRow]:
   Raises:
     ValueError: the part is damaged.
   """
-  try:
-    with pq.ParquetFile(path) as parquet:
-      for group in range(parquet.num_row_groups):
-        table = parquet.read_row_group(
-          group, columns=list(_IDENTITY), use_threads=False
-        )
-        columns = (table[name].to_pylist() for name in _IDENTITY)
-        for row, identity in enumerate(zip(*columns, strict=True)):
-          yield StoredRow(*identity, path, group, row)
-  except (pa.ArrowException, OSError) as error:
-    raise ValueError(
-      f"{path} is damaged: {error}. Remove it and score again with the same "
-      "command: the documents of the other parts are kept."
-    ) from error
+  with _opened(path) as parquet:
+    for group in range(parquet.num_row_groups):
+      table = parquet.read_row_group(
+        group, columns=list(_IDENTITY), use_threads=False
+      )
+      columns = (table[name].to_pylist() for name in _IDENTITY)
+      for row, identity in enumerate(zip(*columns, strict=True)):
+        yield StoredRow(*identity, path, group, row)
 
 
 def read_group(path: pathlib.Path, group: int) -> pa.Table:
-  """One row group of a part."""
-  with pq.ParquetFile(path) as parquet:
+  """One row group of a part; ValueError where it is damaged."""
+  with _opened(path) as parquet:
     return parquet.read_row_group(group, use_threads=False)
+
+
+def is_row(table: pa.Table, row: StoredRow) -> bool:
+  """Whether a row still stands at its place in its row group."""
+  return row.row < table.num_rows and (
+    table["doc_id"][row.row].as_py() == row.doc_id
+    and table["text_sha256"][row.row].as_py() == row.text_sha256
+  )
 
 
 def row_key_tokens(table: pa.Table, row: int, manifest: Manifest) -> KeyTokens:

@@ -1,22 +1,16 @@
-"""The key-token store: a manifest and Parquet parts, resumable and checked.
+"""The key-token store, to be read: a row per document, and no text.
 
-A folder with `manifest.json` and `part-PPPPP-SSSSS.parquet` (process, shard),
-a row per document and no text. Each file is written under a temporary name,
-flushed to disk and renamed, so that a run killed at any moment leaves whole
-files only. The folder is local, or mounted: object stores have no rename.
+See `folder` for its files and `writer` for how they are written. The folder is
+local, or mounted: object stores have no rename.
 """
 
-import contextlib
 import dataclasses
 import functools
-import itertools
-import json
 import os
 import pathlib
-import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO
 
+from longctx_jax.key_tokens import folder as folder_lib
 from longctx_jax.key_tokens import parts as parts_lib
 from longctx_jax.key_tokens import record
 from longctx_jax.key_tokens.manifest import Manifest
@@ -24,11 +18,6 @@ from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.text import corpus as corpus_lib
 
-_MANIFEST = "manifest.json"
-_PART = re.compile(r"part-([0-9]{5})-([0-9]{5})\.parquet")
-
-
-_ABSENT = "absent"
 _CACHED_GROUPS = 32
 
 
@@ -84,118 +73,6 @@ class KeyTokenStore:
     )
 
 
-@dataclasses.dataclass
-class StoreWriter:
-  """Appends to a store; made by `open_writer`.
-
-  Attributes:
-    folder: the store.
-    manifest: as on disk. Rows are stored under its thresholds.
-    process_index: number of this process among those that write.
-    done: doc_id -> text_sha256 of the rows that are there.
-  """
-
-  folder: pathlib.Path
-  manifest: Manifest
-  process_index: int
-  done: dict[str, str]
-  _next_shard: int
-
-  def is_done(self, doc_id: str, text_sha256: str) -> bool:
-    """Whether a document is stored already, so that it need not be scored.
-
-    Raises:
-      ValueError: it is, but its text was another.
-    """
-    if doc_id not in self.done:
-      return False
-    if self.done[doc_id] != text_sha256:
-      raise ValueError(
-        f"document {doc_id!r} changed since it was scored: its text hash is "
-        f"{text_sha256[:12]!r} and was {self.done[doc_id][:12]!r}. Restore the "
-        f"text, or start {self.folder} anew with --overwrite."
-      )
-    return True
-
-  def write(self, rows: Iterable[KeyTokens]) -> None:
-    """Writes rows as one part; when it returns they survive a kill.
-
-    Raises:
-      ValueError: a document is there already, or a column that passes through
-        has the name of a field of the store.
-    """
-    kept = self.manifest.thresholds
-    rows = sorted(rows, key=_place)
-    rows = [row.with_thresholds(kept.alpha, kept.beta) for row in rows]
-    fresh: dict[str, str] = {}
-    for row in rows:
-      if row.doc_id in fresh or self.is_done(row.doc_id, row.text_sha256):
-        raise ValueError(f"document {row.doc_id!r} is in the store already.")
-      fresh[row.doc_id] = row.text_sha256
-    if not rows:
-      return
-    name = f"part-{self.process_index:05d}-{self._next_shard:05d}.parquet"
-    with _replacing(self.folder / name, self.process_index) as file:
-      parts_lib.write_part(rows, file, detail=self.manifest.detail)
-    self._next_shard += 1
-    self.done.update(fresh)
-
-
-def open_writer(
-  folder: str | os.PathLike,
-  manifest: Manifest,
-  *,
-  process_index: int = 0,
-  overwrite: bool = False,
-) -> StoreWriter:
-  """Starts a store, or goes on with one that was made with the same settings.
-
-  Args:
-    folder: made where it is missing.
-    manifest: how the rows are made. `versions` may differ from those of the
-      store; so may the thresholds with detail "tokens", where the log-probs of
-      all tokens are stored.
-    process_index: number of this process among those that write.
-    overwrite: remove what is there. Process 0 does; the others must open after
-      it has.
-
-  Returns:
-    A writer, whose `done` names the documents to skip.
-
-  Raises:
-    ValueError: a store with other settings: each field that differs is named
-      with both values.
-  """
-  folder = pathlib.Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
-  parts = _parts(folder)
-  if overwrite and process_index == 0:
-    # Manifest first: a half-emptied store must not look like a whole one.
-    (folder / _MANIFEST).unlink(missing_ok=True)
-    for path in parts:
-      path.unlink()
-    parts = {}
-  for leftover in folder.glob(f"*.{process_index:05d}.tmp"):
-    leftover.unlink()
-  if (folder / _MANIFEST).exists():
-    stored = _read_manifest(folder)
-    _require_same(stored, manifest, folder)
-    manifest = stored
-  elif parts:
-    raise ValueError(
-      f"{folder} holds parts but no {_MANIFEST}, so nobody knows how they were "
-      "made: restore it, or start anew with --overwrite."
-    )
-  else:
-    with _replacing(folder / _MANIFEST, process_index) as file:
-      text = json.dumps(manifest.to_json(), indent=2, allow_nan=False)
-      file.write(text.encode() + b"\n")
-  own = [shard for process, shard in parts.values() if process == process_index]
-  done = {row.doc_id: row.text_sha256 for row in _index(folder).values()}
-  next_shard = max(own, default=-1) + 1
-  return StoreWriter(folder, manifest, process_index, done, next_shard)
-
-
 def read_store(folder: str | os.PathLike) -> KeyTokenStore:
   """Opens a store; arrays are read when a document is asked for.
 
@@ -204,22 +81,28 @@ def read_store(folder: str | os.PathLike) -> KeyTokenStore:
 
   Raises:
     FileNotFoundError: no manifest there.
-    ValueError: a damaged part, one document in two rows, an unknown format.
+    ValueError: a damaged part or manifest, or one document in two rows.
   """
   folder = pathlib.Path(folder)
   nested = folder / "key_tokens"
   folder = nested if nested.is_dir() else folder
-  if not (folder / _MANIFEST).exists():
+  manifest = folder_lib.read_manifest(folder)
+  if manifest is None:
     raise FileNotFoundError(
-      f"{folder} is no key-token store: it has no {_MANIFEST}. Score first."
+      f"{folder} is no key-token store: it has no "
+      f"{folder_lib.manifest_path(folder).name}. Score first."
     )
-  manifest = _read_manifest(folder)
-  index = _index(folder)
+  index = folder_lib.read_rows(folder).by_id
   read_group = functools.lru_cache(_CACHED_GROUPS)(parts_lib.read_group)
 
   def load(doc_id: str) -> KeyTokens:
     row = index[doc_id]
     table = read_group(row.path, row.group)
+    if not parts_lib.is_row(table, row):
+      raise ValueError(
+        f"{row.path} was written anew while it was read: run again when "
+        "nothing scores into the store."
+      )
     return parts_lib.row_key_tokens(table, row.row, manifest)
 
   hashes = {doc_id: row.text_sha256 for doc_id, row in index.items()}
@@ -299,82 +182,6 @@ def projected_bytes(n_documents: int, mean_tokens: float, detail: str) -> int:
   }[detail]
   row_bytes = mean_tokens * token_bytes + _ROW_BYTES
   return round(n_documents * row_bytes + _SCHEMA_BYTES)
-
-
-def _parts(folder: pathlib.Path) -> dict[pathlib.Path, tuple[int, int]]:
-  """The parts, each with its process and shard."""
-  matches = {path: _PART.fullmatch(path.name) for path in folder.iterdir()}
-  return {p: (int(m[1]), int(m[2])) for p, m in sorted(matches.items()) if m}
-
-
-def _index(folder: pathlib.Path) -> dict[str, parts_lib.StoredRow]:
-  """All rows by id, in order of doc_index."""
-  stored = map(parts_lib.stored_rows, _parts(folder))
-  index: dict[str, parts_lib.StoredRow] = {}
-  for row in sorted(itertools.chain.from_iterable(stored), key=_place):
-    if row.doc_id in index:
-      raise ValueError(
-        f"document {row.doc_id!r} is in the store twice: in "
-        f"{index[row.doc_id].path} and {row.path}. Remove one of these parts."
-      )
-    index[row.doc_id] = row
-  return index
-
-
-def _place(row: parts_lib.StoredRow | KeyTokens) -> tuple[int, int, str]:
-  """Order of the corpus; chunks of a document differ in their last digits."""
-  return row.doc_index, len(row.doc_id), row.doc_id
-
-
-def _read_manifest(folder: pathlib.Path) -> Manifest:
-  path = folder / _MANIFEST
-  try:
-    fields = json.loads(path.read_bytes())
-  except ValueError as error:
-    raise ValueError(
-      f"{path} is damaged: {error}. Restore it, or start anew with --overwrite."
-    ) from error
-  return Manifest.from_json(fields, where=path)
-
-
-def _require_same(
-  stored: Manifest, manifest: Manifest, folder: pathlib.Path
-) -> None:
-  free = {"versions"}
-  if manifest.detail == "tokens":
-    free |= {"alpha", "beta"}
-  both = stored.to_json(), manifest.to_json()
-  values = {
-    name: [m[name] if name in m else _ABSENT for m in both]
-    for name in sorted({*both[0], *both[1]} - free)
-  }
-  different = [
-    f"{name} is {there!r} there and {here!r} here"
-    for name, (there, here) in values.items()
-    if there != here
-  ]
-  if different:
-    raise ValueError(
-      f"{folder} was made with other settings: {'; '.join(different)}. Take "
-      "another --workdir, or start anew with --overwrite."
-    )
-
-
-@contextlib.contextmanager
-def _replacing(path: pathlib.Path, process_index: int) -> Iterator[BinaryIO]:
-  """A file that appears under its name only when all of it is on the disk."""
-  temporary = path.with_name(f"{path.name}.{process_index:05d}.tmp")
-  with open(temporary, "wb") as file:
-    yield file
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
-  # The new name is in the folder, which is flushed apart.
-  descriptor = os.open(path.parent, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)
 
 
 def _named(ids: list[str]) -> str:

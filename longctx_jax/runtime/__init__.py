@@ -5,13 +5,16 @@ Doors, for other rooms:
   foreign_files: what is wrong with a file that others wrote
   settings: whether two runs agree in what determines their numbers
   progress: usage, speed, time left, a heartbeat
+  shards: which part of the work is whose
   processes: several processes as one program; SIGTERM
+  device: what a script runs on
   machine: what Linux, macOS and Windows do not share
   urls: places with a scheme, as gs://bucket/file
   failures: what went wrong outside of the program, as a sentence
 """
 
 __all__ = [
-  "files", "foreign_files", "settings", "progress", "processes", "machine",
-  "urls", "failures",
+  "files", "foreign_files", "settings", "progress", "shards", "processes",
+  "device",
+  "machine", "urls", "failures",
 ]  # fmt: skip

@@ -26,7 +26,9 @@ class InUse(ValueError):
 
 
 @contextlib.contextmanager
-def appearing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def appearing(
+  path: str | os.PathLike[str], *, scratch: str | os.PathLike[str] = ""
+) -> Iterator[BinaryIO]:
   """A file that has its name only when all of it is on the disk.
 
   Written beside it under a name that no other process has, flushed to the
@@ -34,9 +36,11 @@ def appearing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
   Args:
     path: the folder exists; what is there is replaced.
+    scratch: folder of the same disk to write in, in place of the file's own.
   """
   path = pathlib.Path(path)
-  temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
+  name = f"{path.name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}"
+  temporary = pathlib.Path(scratch or path.parent) / name
   try:
     with failures.naming(path), open(temporary, "wb") as file:
       yield file

@@ -9,6 +9,7 @@ Doors, for other rooms:
 
 Inside:
   paper_step: the definition as a program, to be read first
+  outcome: what became of the documents, in the log
   buckets: fixed shapes for documents of any length
 """
 

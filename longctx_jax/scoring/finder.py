@@ -89,12 +89,14 @@ class Finder:
   def find(self, documents: Iterable[Document]) -> Iterator[KeyTokens]:
     """Finds key tokens; documents come back as they finish.
 
+    A document whose log-probs are not finite is "failed", and the log says
+    why; the others go on.
+
     Args:
       documents: read one by one, no further ahead than the passes need.
 
     Raises:
       OverLength: a document is too long, and the policy is "error".
-      ValueError: log-probs that are no numbers.
     """
     # By place, since ids may be those of several texts.
     waiting: dict[int, tuple[Document, Prepared]] = {}
@@ -111,7 +113,11 @@ class Finder:
 
     for done in self.scorer.score(jobs()):
       if isinstance(done, scorer_lib.Scores):
-        done = key_tokens_of(*waiting.pop(done.job.key), done, self.manifest)
+        document, prepared = waiting.pop(done.job.key)
+        if _is_finite(done, self.manifest):
+          done = key_tokens_of(document, prepared, done, self.manifest)
+        else:
+          done = _failed(document, self.manifest)
       yield done
 
 
@@ -139,6 +145,26 @@ def prepare(
     raise protocol_lib.OverLength(f"{document.doc_id!r}: {error}") from error
 
 
+def _is_finite(scores: scorer_lib.Scores, manifest: Manifest) -> bool:
+  """Whether every log-prob that a pass should give is a number."""
+  planned = manifest.prefix_len + manifest.windows.short_len - 1
+  return bool(
+    np.isfinite(scores.long).all() and np.isfinite(scores.short[planned:]).all()
+  )
+
+
+def _failed(document: Document, manifest: Manifest) -> KeyTokens:
+  logging.warning(
+    "document %r failed: %s gives log-probs that are no numbers (NaN): its "
+    "weights are damaged, or overflow in %s",
+    document.doc_id,
+    manifest.evaluator,
+    manifest.dtype,
+  )
+  unread = protocol_lib.unscorable("failed")
+  return key_tokens_of(document, unread, None, manifest)
+
+
 def key_tokens_of(
   document: Document,
   prepared: Prepared,
@@ -162,12 +188,6 @@ def key_tokens_of(
     truncated=prepared.truncated,
     columns=document.columns,
   )
-  if scores is not None and np.isnan(scores.long).any():
-    raise ValueError(
-      f"{manifest.evaluator} gives log-probs that are no numbers (NaN) for "
-      f"document {document.doc_id!r}: its weights are damaged, or overflow in "
-      f"{manifest.dtype}"
-    )
   if scores is None:
     return row(offsets=None, long_log_probs=None, short_log_probs=None)
   made = row(

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import pathlib
 import time
+from collections.abc import Iterator
 
 from absl import logging
 from ml_collections import ConfigDict
 
 from longctx_jax.key_tokens import store as store_lib
+from longctx_jax.key_tokens import writer as writer_lib
+from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.runtime.progress import Progress
+from longctx_jax.runtime.shards import WHOLE, Shard
 from longctx_jax.scoring import finder as finder_lib
-from longctx_jax.scoring import protocol, setup
+from longctx_jax.scoring import outcome, setup
 from longctx_jax.text.chunks import ChunkedCorpus
+from longctx_jax.text.corpus import Corpus, Document
 
 # Characters per token of English text: for the estimate of the store's size.
 _CHARS_PER_TOKEN = 4
@@ -29,27 +33,105 @@ def score_corpus(
   workdir: str | pathlib.Path,
   overwrite: bool = False,
   evaluator: LoadedModel | None = None,
+  shard: Shard = WHOLE,
+  prune: bool = False,
 ) -> store_lib.KeyTokenStore:
   """Scores the corpus into `workdir`/key_tokens; goes on where a run ended.
+
+  Documents that failed or have another text than the one scored are scored
+  again. What is finished is written also where the run ends with an error.
 
   Args:
     config: as configs/longppl.py.
     workdir: holds everything that the run writes.
     overwrite: start anew over a store with other settings.
     evaluator: already loaded; default: loads `config.evaluator`.
+    shard: of the documents, the only ones that are scored: other processes
+      score the others into the same store, at the same time or not.
+    prune: remove documents that are no longer in the corpus.
 
   Returns:
     The finished store.
 
   Raises:
-    ValueError: bad settings, or a store that was made with others; before any
-      document is scored.
+    InUse: another process scores these documents.
+    ValueError: bad settings, two documents of one id, none that can be read,
+      or a store that was made with other settings: before any document is
+      scored. Or none that could be scored, or one that is missing at the end.
   """
   setup.check_config(config)
-  corpus = setup.open_corpus(config)
+  _check_scope(config, shard, overwrite, prune)
+  corpus = setup.open_corpus(config).shard(shard)
   if not config.evaluator and evaluator is None:
     raise ValueError("no evaluator is named: give the model to score with")
+  folder = pathlib.Path(workdir) / "key_tokens"
+  _survey(corpus)
+  if folder.exists():
+    # Whoever comes second hears of it before a model is loaded.
+    with writer_lib.claimed(folder, shard):
+      pass
   model = evaluator or setup.load_model(config, config.evaluator)
+  documents = setup.cut_corpus(config, corpus, model)
+  manifest = _manifest_of(config, model, documents)
+  if config.data.over_length == "error":
+    # The one policy that stops a run does so before anything is scored.
+    for document in documents:
+      finder_lib.prepare(document, model.tokenizer, manifest)
+  with writer_lib.claimed(folder, shard):
+    writer = writer_lib.open_writer(
+      folder, manifest, shard=shard, overwrite=overwrite
+    )
+    _log_size(documents, writer.manifest)
+    wanted = _score(config, documents, writer, model)
+    writer.tidy()
+    if prune:
+      gone = writer.prune(wanted)
+      logging.info("%d documents of before pruned", len(gone))
+    store = store_lib.read_store(folder)
+  outcome.require_all(store, wanted)
+  # A store of log-probs may have been started under other thresholds.
+  store = store.with_thresholds(config.longppl.alpha, config.longppl.beta)
+  outcome.report(store, wanted)
+  return store
+
+
+def _check_scope(
+  config: ConfigDict, shard: Shard, overwrite: bool, prune: bool
+) -> None:
+  """Raises ValueError where a part of the documents would undo the others."""
+  part = f"--shard {shard}" if shard.count > 1 else ""
+  if overwrite and part:
+    raise ValueError(
+      f"--overwrite with {part} would remove what other shards wrote: take "
+      "another --workdir, or remove the store first"
+    )
+  if tuple(config.data.row_range) != (0, 0):
+    part = part or "--row_range"
+  if prune and part:
+    raise ValueError(
+      f"--prune with {part} would remove the documents of the other rows: "
+      "prune in a run over the whole corpus"
+    )
+
+
+def _survey(corpus: Corpus) -> None:
+  """Reads the documents once, before a model is loaded for them.
+
+  Raises:
+    ValueError: two documents of one id, or none that can be read.
+  """
+  count, errors = 0, []
+  for document in corpus:
+    count += 1
+    if document.error:
+      errors.append(f"{document.doc_id!r}: {document.error}")
+  if count and len(errors) == count:
+    raise ValueError(f"none of {count:,} documents can be read: {errors[0]}")
+
+
+def _manifest_of(
+  config: ConfigDict, model: LoadedModel, documents: Corpus | ChunkedCorpus
+) -> Manifest:
   manifest = finder_lib.make_manifest(
     model,
     windows=setup.windows_of(config),
@@ -59,51 +141,63 @@ def score_corpus(
     over_length=config.data.over_length,
     detail=config.scoring.detail,
   )
-  documents = setup.cut_corpus(config, corpus, model)
   if isinstance(documents, ChunkedCorpus):
     manifest = dataclasses.replace(manifest, **documents.facts)
-  if config.data.over_length == "error":
-    # The one policy that stops a run does so before anything is scored.
-    for document in documents:
-      finder_lib.prepare(document, model.tokenizer, manifest)
-  folder = pathlib.Path(workdir) / "key_tokens"
-  writer = store_lib.open_writer(folder, manifest, overwrite=overwrite)
-  _log_size(documents, writer.manifest)
+  return manifest
+
+
+def _score(
+  config: ConfigDict,
+  documents: Corpus | ChunkedCorpus,
+  writer: writer_lib.StoreWriter,
+  model: LoadedModel,
+) -> list[str]:
+  """Scores what the store lacks; the ids of all documents."""
   scorer = setup.make_scorer(config, model)
   # Under the store's own thresholds, whose scores need the ids.
   finder = finder_lib.Finder(scorer, writer.manifest)
   progress = Progress("score", documents.count, scorer.usage)
-  pending: list[KeyTokens] = []
-  last_write = time.monotonic()
+  wanted: list[str] = []
+  changed: list[str] = []
 
-  def missing():
+  def missing() -> Iterator[Document]:
     checked = False
     for document in documents:
-      digest = store_lib.document_sha256(document)
-      if writer.is_done(document.doc_id, digest):
+      doc_id, digest = document.doc_id, store_lib.document_sha256(document)
+      wanted.append(doc_id)
+      if writer.is_done(doc_id, digest):
         progress.skip()
         continue
+      if writer.is_changed(doc_id, digest):
+        changed.append(doc_id)
       if not checked:
         finder.check_bos(documents)
         checked = True
       yield document
 
-  for row in finder.find(missing()):
-    pending.append(row)
-    progress.total = documents.count
-    progress.advance()
-    # A part holds what came in half a minute: a kill loses no more.
-    if time.monotonic() - last_write >= config.scoring.flush_seconds:
-      writer.write(pending)
-      pending, last_write = [], time.monotonic()
-  writer.write(pending)
+  pending: list[KeyTokens] = []
+  last_write = time.monotonic()
+  try:
+    for row in finder.find(missing()):
+      pending.append(row)
+      progress.total = documents.count
+      progress.advance()
+      # A part holds what came in half a minute: a kill loses no more.
+      if time.monotonic() - last_write >= config.scoring.flush_seconds:
+        writer.write(pending)
+        pending, last_write = [], time.monotonic()
+  finally:
+    # An interrupted run keeps what it finished.
+    writer.write(pending)
   progress.finish()
-  # A store of log-probs may have been started under other thresholds.
-  store = store_lib.read_store(folder).with_thresholds(
-    config.longppl.alpha, config.longppl.beta
-  )
-  _log_outcome(store)
-  return store
+  if changed:
+    logging.info(
+      "%d documents have another text than the one scored (%r first): scored "
+      "again",
+      len(changed),
+      changed[0],
+    )
+  return wanted
 
 
 def _log_size(corpus, manifest):
@@ -125,22 +219,3 @@ def _log_size(corpus, manifest):
     size / 1e6,
     manifest.detail,
   )
-
-
-def _log_outcome(store):
-  counts: collections.Counter[str] = collections.Counter()
-  longest = 0
-  for row in store:
-    counts[row.reason or "with key tokens"] += 1
-    if row.reason == "too_short":
-      n_text = row.n_tokens + 1 - store.manifest.prefix_len
-      longest = max(longest, n_text)
-  logging.info(
-    "documents: %s",
-    ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())),
-  )
-  if counts["too_short"] == len(store):
-    logging.warning(
-      "%s",
-      protocol.explain_too_short(longest, store.manifest.windows),
-    )

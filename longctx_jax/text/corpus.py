@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from longctx_jax.runtime.shards import WHOLE, Shard
 from longctx_jax.text import row_files, tfds_files
 
 _ID_COLUMNS = ("id", "doc_id")
@@ -74,11 +75,16 @@ class Corpus:
   _files: tuple[row_files.RowFile, ...] = dataclasses.field(repr=False)
   _fields: _Fields = dataclasses.field(repr=False)
   _decode: Callable[[np.ndarray], str] | None = None
+  _shard: Shard = WHOLE
 
   @property
   def count(self) -> int:
-    """Documents in the row range; known without reading a text."""
-    return self.stop - self.start
+    """Documents of the shard's rows; known without reading a text."""
+    return len(range(self.start, self.stop)[self._shard.taken])
+
+  def shard(self, shard: Shard) -> "Corpus":
+    """One share of the documents: neighbours go to different shards."""
+    return dataclasses.replace(self, _shard=shard)
 
   @property
   def holds_ids(self) -> bool:
@@ -96,6 +102,7 @@ class Corpus:
       "files": [[file.path, file.version] for file in self._files],
       "columns": [self._fields.text, self._fields.ids, self._fields.id],
       "rows": [self.start, self.stop],
+      **({} if self._shard.count == 1 else {"shard": str(self._shard)}),
     }
 
   def decoded(self, decode: Callable[[np.ndarray], str]) -> "Corpus":
@@ -136,6 +143,8 @@ class Corpus:
         columns = dict.fromkeys(filter(None, (*self._fields.named, id_column)))
         rows = file.rows(start, stop, tuple(columns))
         for number, row in enumerate(rows, start):
+          if not self._shard.takes(base + number - self.start):
+            continue
           yield _document(
             row,
             dataclasses.replace(self._fields, id=id_column),

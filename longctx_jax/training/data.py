@@ -305,7 +305,7 @@ def open_training_data(
   )
   inventory.require_known_ids(cache, kept, vocab_size or sys.maxsize)
   if config.windows and not weights:
-    inventory.require_short_contexts(cache, rows, config.windows.length)
+    inventory.require_short_contexts(cache, rows, config.windows)
   return TrainingData(
     config=config,
     rows=rows,

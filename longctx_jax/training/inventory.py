@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from absl import logging
 
+from longctx_jax.paper.windows import Windows
 from longctx_jax.text import chunks
 from longctx_jax.text.corpus import Corpus, text_sha256
 from longctx_jax.text.token_cache import TokenCache
@@ -100,15 +101,16 @@ def require_known_ids(
 
 
 def require_short_contexts(
-  cache: TokenCache, rows: Sequence[np.ndarray], length: int
+  cache: TokenCache, rows: Sequence[np.ndarray], windows: Windows
 ) -> None:
   """Logs in how many rows LongCE can weigh a target; ValueError for none.
 
   Args:
     cache: all chunks.
     rows: numbers of the chunks of each row.
-    length: K + d, ids.
+    windows: of the short contexts.
   """
+  length = windows.length
   able = sum(bool((cache.lengths[row] > length).any()) for row in rows)
   text = (
     f"{able:,} of {len(rows):,} rows have a target past K + d = {length:,} ids "

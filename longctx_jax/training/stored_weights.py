@@ -28,15 +28,6 @@ from longctx_jax.runtime import settings
 FORMS = ("hard", "soft")
 _SAMPLED_CHUNKS = 64
 _NAMED_IDS = 5
-# Of a manifest: names and versions, and thresholds, which are the loss's.
-_RECORDED = (
-  "evaluator",
-  "revision",
-  "versions",
-  "format_version",
-  "alpha",
-  "beta",
-)
 
 
 def largest_overlapping(
@@ -93,11 +84,9 @@ class StoredWeights:
   @property
   def facts(self) -> dict[str, Any]:
     """What the weights depend on beside the settings of the loss."""
-    known = {
-      name: value
-      for name, value in self.manifest.items()
-      if name not in _RECORDED
-    }
+    known = self.manifest.identity()
+    for name in dataclasses.asdict(self.manifest.thresholds):
+      known.pop(name, None)  # Those of the loss are in use.
     return settings.flatten({"weights": known})
 
   def of(self, doc_id: str, offsets: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from support import family_cases
 from support.command_line import ROOT
 
 from longctx_jax import testing
-from longctx_jax.checkpoints import convert, loading
+from longctx_jax.checkpoints import convert, loading, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, sharding
 
@@ -95,6 +95,20 @@ def test_parameters_of_another_model_are_refused(tmp_path, mesh):
     loading.load_model(target, mesh=mesh)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+  "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+def test_a_damaged_orbax_folder_is_named(tmp_path, mesh):
+  testing.RandomSource(testing.tiny_config(), seed=0).save(tmp_path / "in")
+  target = tmp_path / "orbax"
+  convert.convert(str(tmp_path / "in"), str(target), fmt="orbax")
+  for path in (target / "params" / "d").iterdir():
+    path.write_bytes(path.read_bytes()[:50])
+  with pytest.raises(ValueError, match="orbax/params is damaged.*: convert"):
+    loading.load_model(target, mesh=mesh)
+
+
 def test_an_orbax_folder_is_converted_to_a_stated_dtype(tmp_path):
   save(tmp_path / "in")
   for source, target, fmt, dtype in (
@@ -123,7 +137,7 @@ def test_a_gguf_file_becomes_a_folder_with_its_tokenizer(
 ):
   """Cases G3, G9: rows in order, ids the same."""
   # Never through the devices: a converting machine need not hold the model.
-  monkeypatch.setattr(checked, "load_parameters", None)
+  monkeypatch.setattr(weights, "load_parameters", None)
   convert.convert(smollm2, str(tmp_path / "out"), fmt="hf", dtype="bfloat16")
   source = loading.open_source(pathlib.Path(smollm2))
   found = tensors_in(tmp_path / "out")

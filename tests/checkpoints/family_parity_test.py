@@ -75,6 +75,7 @@ def load(folder):
 @pytest.mark.parametrize("name", family_cases.CASES)
 def test_logits_are_those_of_transformers(name, tmp_path):
   """Cases F2 to F6, F8, D7; both schemas read, both written."""
+  family_cases.skip_where_unread(name, transformers.__version__)
   fields = family_cases.CASES[name]
   model = torch_model(fields)
   model.save_pretrained(tmp_path)

@@ -17,7 +17,7 @@ def refusal(kind, status):
 
 
 def answer(monkeypatch, result):
-  def model_info(self, name, *, timeout):
+  def model_info(self, name, *, revision, timeout):
     if isinstance(result, Exception):
       raise result
     return result
@@ -53,7 +53,7 @@ def test_a_hub_that_never_answers_is_not_waited_for(cache, monkeypatch):
   monkeypatch.setattr(hub, "_ASK_SECONDS", -0.9)
   released = threading.Event()
 
-  def hang(self, name, *, timeout):
+  def hang(self, name, *, revision, timeout):
     released.wait(60)
     raise OSError
 
@@ -96,6 +96,38 @@ def test_a_refused_download_says_what_to_do(cache, monkeypatch):
   monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
   with pytest.raises(FileNotFoundError, match="a/b is gated"):
     hub.resolve("a/b")
+
+
+def test_a_revision_is_pinned_by_its_name(cache, monkeypatch, tmp_path):
+  """A branch, a tag or a commit; without one, what the hub says is newest."""
+  commits = {None: "c" * 40, "v1": "d" * 40, "e" * 40: "e" * 40}
+  asked = []
+
+  def model_info(self, name, *, revision, timeout):
+    assert name == "a/b"
+    return huggingface_hub.ModelInfo(id=name, sha=commits[revision])
+
+  def download(name, *, revision, local_files_only, **_):
+    assert name == "a/b" and not local_files_only
+    asked.append(revision)
+    return str(tmp_path / revision)
+
+  monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+  for revision, commit in commits.items():
+    name = f"a/b@{revision}" if revision else "a/b"
+    assert hub.resolve(name) == (tmp_path / commit, commit)
+  assert asked == list(commits.values())
+
+
+def test_the_cache_serves_a_pinned_commit_where_the_hub_does_not_answer(cache):
+  commits = ["0" * 40, "1" * 40]
+  for commit in commits:
+    folder = cache / "models--a--b" / "snapshots" / commit
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+  path, revision = hub.resolve(f"a/b@{commits[0]}")
+  assert path.name == revision == commits[0]
 
 
 def test_what_is_not_needed_is_not_downloaded(cache, monkeypatch, tmp_path):

@@ -62,7 +62,7 @@ def test_a_line_survives_as_soon_as_append_returns(tmp_path):
     ledger.append(LINES[0])
     lines = (tmp_path / "documents" / "m.jsonl").read_text().splitlines()
   assert [json.loads(line) for line in lines[1:]] == [
-    json.loads(json.dumps(dataclasses.asdict(LINES[0])))
+    json.loads(json.dumps(LINES[0].to_json()))
   ]
 
 

@@ -32,9 +32,12 @@ FILE = {
   "rope_by_length": {"rope_type": "longrope", "limit": 4096},
   "chunk_len": 32768,
   "chunk_tokenizer": "0f133935",
+  "numerics": 1,
   "format_version": 1,
 }
 OPTIONAL = ("rope_by_length", "chunk_len", "chunk_tokenizer")
+# Which files of before lack.
+ADDED = ("numerics",)
 
 
 def read(fields):
@@ -62,7 +65,7 @@ def test_slice_files_say_the_settings_of_the_paper_and_no_more():
   assert read(fields) == published and published.checksum is None
 
 
-@pytest.mark.parametrize("name", sorted(set(FILE) - set(OPTIONAL)))
+@pytest.mark.parametrize("name", sorted(set(FILE) - {*OPTIONAL, *ADDED}))
 def test_a_missing_field_is_named(name):
   fields = {key: value for key, value in FILE.items() if key != name}
   with pytest.raises(ValueError, match=f"^keys/manifest.json .*'{name}'"):
@@ -101,6 +104,30 @@ def test_versions_are_recorded_and_not_compared():
   assert made == manifests.changed(made, versions={"jax": "1"})
   assert made != manifests.changed(made, checksum="8")
   assert len({made, manifests.changed(made, versions={})}) == 1
+
+
+def test_a_file_of_before_has_the_first_numerics():
+  assert read({n: FILE[n] for n in FILE if n not in ADDED}) == read(FILE)
+
+
+def test_what_a_number_depends_on():
+  """Spelling, revision, versions and thresholds do not."""
+  made = manifests.make()
+  free = dict(evaluator="x", revision="x", versions={}, alpha=1.0, beta=-3.0)
+  assert manifests.changed(made, **free).identity() == made.identity()
+  for name, value in dict(
+    checksum="x", tokenizer_fingerprint="x", rope="x", attention="x",
+    dtype="bfloat16", weight_format="x", protocol="strict", bos=1,
+    short_len=5, stride=3, max_length=9, over_length="skip", numerics=2,
+  ).items():  # fmt: skip
+    assert manifests.changed(made, **{name: value}).identity() != (
+      made.identity()
+    )
+  published = dataclasses.replace(slices.PUBLISHED, evaluator="E")
+  other = dataclasses.replace(published, evaluator="F")
+  assert published.identity() != other.identity()
+  moved = dataclasses.replace(published, source="slices:elsewhere")
+  assert published.identity() == moved.identity()
 
 
 def test_only_strict_repeats_a_bos():

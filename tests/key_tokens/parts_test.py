@@ -43,7 +43,7 @@ def realistic(index, n, *, short_len=4096, **fields):
 
 def written(rows, detail="tokens"):
   file = io.BytesIO()
-  parts.write_part(rows, file, detail=detail)
+  parts.write_part(rows, file, manifests.make(detail=detail))
   return file.getvalue()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import manifests
 
-from longctx_jax.key_tokens import store
+from longctx_jax.key_tokens import writer as writer_lib
 from longctx_jax.key_tokens.record import make_key_tokens
 from longctx_jax.report import heatmap
 from longctx_jax.text import corpus
@@ -172,7 +172,7 @@ def test_excerpt_markup_is_a_part():
 def write_store(folder, texts, *, detail="tokens", n_chars=None):
   """A store in which every k-th character of text k is key, from the 2nd on."""
   manifest = manifests.make(detail=detail, short_len=1, stride=1)
-  writer = store.open_writer(folder / "key_tokens", manifest)
+  writer = writer_lib.open_writer(folder / "key_tokens", manifest)
   rows = []
   for k, text in enumerate(texts):
     read = text[:n_chars]

@@ -13,6 +13,7 @@ from support.tiny_runs import (
   FLAGS,
   D,
   K,
+  count_loads,
   make_config,
   make_texts,
   passed,
@@ -22,8 +23,12 @@ from support.tiny_runs import (
 
 from longctx_jax import testing
 from longctx_jax.key_tokens import store as store_lib
+from longctx_jax.key_tokens import writer as writer_lib
+from longctx_jax.runtime import files
+from longctx_jax.runtime.shards import Shard
 from longctx_jax.scoring import protocol, setup
 from longctx_jax.scoring import run as run_lib
+from longctx_jax.scoring import scorer as scorer_lib
 
 TEXTS = make_texts()
 ARRAYS = ("offsets", "long_log_probs", "short_log_probs", "key_mask", "spans")
@@ -199,12 +204,12 @@ def test_a_finished_document_is_not_scored_again(tmp_path, config, scorers):
 @pytest.mark.parametrize(
   ("field", "value", "message"),
   [
-    ("longppl.short_len", 48, "short_len is 32 there and 48 here"),
-    ("longppl.protocol", "strict", "protocol is 'paper' there and 'strict'"),
-    ("data.max_length", 150, "max_length is 4096 there and 150 here"),
-    ("data.over_length", "skip", "over_length is 'truncate_end' there"),
-    ("scoring.detail", "keys", "detail is 'tokens' there and 'keys' here"),
-    ("scoring.dtype", "bfloat16", "dtype is 'float32' there and 'bfloat16'"),
+    ("longppl.short_len", 48, "short_len was 32 and is 48"),
+    ("longppl.protocol", "strict", "protocol was 'paper' and is 'strict'"),
+    ("data.max_length", 150, "max_length was 4096 and is 150"),
+    ("data.over_length", "skip", "over_length was 'truncate_end' and"),
+    ("scoring.detail", "keys", "detail was 'tokens' and is 'keys'"),
+    ("scoring.dtype", "bfloat16", "dtype was 'float32' and is 'bfloat16'"),
   ],
 )
 def test_a_store_of_other_settings_is_refused_by_field(
@@ -228,12 +233,202 @@ def test_overwrite_starts_anew(tmp_path, config, scorers):
   assert store.manifest.thresholds.alpha == 1.0
 
 
-def test_a_changed_text_is_refused_where_it_was_scored(tmp_path, config):
-  """Case J6."""
+def test_a_changed_text_is_scored_again_and_no_other(
+  tmp_path, config, scorers, caplog
+):
+  """Case J6; the store is that of a run over the new texts."""
   run_lib.score_corpus(config, workdir=tmp_path / "w")
-  write_jsonl(tmp_path / "corpus.jsonl", [*TEXTS[:3], TEXTS[3] + "."])
-  with pytest.raises(ValueError, match="'d3' changed since it was scored"):
+  path = write_jsonl(tmp_path / "corpus.jsonl", [*TEXTS[:3], TEXTS[3] + "."])
+  config.data.sources = (path,)
+  with caplog.at_level("INFO"):
+    store = run_lib.score_corpus(config, workdir=tmp_path / "w")
+  assert "1 documents have another text than the one scored ('d3' first)" in (
+    caplog.text
+  )
+  assert passed(scorers[-1:]) == store.get("d3").n_tokens
+  assert_same_rows(
+    run_lib.score_corpus(config, workdir=tmp_path / "new"), store
+  )
+  rows = [pq.read_metadata(p).num_rows for p in parts_of(tmp_path / "w")]
+  assert sum(rows) == 4
+
+
+def test_documents_that_are_gone_are_pruned_on_request(tmp_path, config):
+  run_lib.score_corpus(config, workdir=tmp_path)
+  path = write_jsonl(tmp_path / "fewer.jsonl", TEXTS[:3])
+  config.data.sources = (path,)
+  assert len(run_lib.score_corpus(config, workdir=tmp_path)) == 4
+  store = run_lib.score_corpus(config, workdir=tmp_path, prune=True)
+  assert list(store.hashes) == ["d0", "d1", "d2"]
+  config.data.row_range = (0, 2)
+  with pytest.raises(ValueError, match="--prune with --row_range would remove"):
+    run_lib.score_corpus(config, workdir=tmp_path, prune=True)
+
+
+def spoil(monkeypatch, name, doc):
+  """Lets one document's log-probs come out as NaN, in one place."""
+  score = scorer_lib.Scorer.score
+
+  def spoiled(self, jobs):
+    for done in score(self, jobs):
+      if isinstance(done, scorer_lib.Scores) and done.job.key == doc:
+        getattr(done, name)[-1] = np.nan
+      yield done
+
+  monkeypatch.setattr(scorer_lib.Scorer, "score", spoiled)
+
+
+@pytest.mark.parametrize("name", ["long", "short"])
+def test_a_document_without_numbers_fails_alone_and_is_tried_again(
+  tmp_path, config, scorers, monkeypatch, caplog, name
+):
+  """Of the short pass alone it looked like a document without key tokens."""
+  whole = run_lib.score_corpus(config, workdir=tmp_path / "whole")
+  with monkeypatch.context() as patch:
+    spoil(patch, name, 1)
+    store = run_lib.score_corpus(config, workdir=tmp_path / "w")
+  assert [row.reason for row in store] == ["", "failed", "", ""]
+  assert store.get("d1").offsets is None
+  assert "document 'd1' failed" in caplog.text and "(NaN)" in caplog.text
+  assert "1 of 4 documents failed, 'd1' first; the same command" in caplog.text
+  again = run_lib.score_corpus(config, workdir=tmp_path / "w")
+  assert passed(scorers[-1:]) == whole.get("d1").n_tokens
+  assert_same_rows(whole, again)
+
+
+def test_a_row_that_can_be_read_now_is_scored(tmp_path, config):
+  path = tmp_path / "odd.jsonl"
+  lines = [json.dumps({"id": f"d{i}", "text": TEXTS[i]}) for i in range(2)]
+  path.write_text("\n".join([lines[0], '{"id": "d1", "text": null}']) + "\n")
+  config.data.sources = (str(path),)
+  store = run_lib.score_corpus(config, workdir=tmp_path / "w")
+  assert store.get("d1").reason == "failed"
+  path.write_text("\n".join(lines) + "\n")
+  store = run_lib.score_corpus(config, workdir=tmp_path / "w")
+  assert [row.reason for row in store] == ["", ""]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_run_keeps_what_it_finished(
+  tmp_path, config, monkeypatch, error
+):
+  run_windows = scorer_lib.Scorer.score
+
+  def interrupted(self, jobs):
+    for number, done in enumerate(run_windows(self, jobs)):
+      if number == 2:
+        raise error
+      yield done
+
+  with monkeypatch.context() as patch, pytest.raises(error):
+    patch.setattr(scorer_lib.Scorer, "score", interrupted)
+    run_lib.score_corpus(config, workdir=tmp_path)
+  assert len(store_lib.read_store(tmp_path)) == 2
+
+
+def test_two_documents_of_one_id_are_found_before_a_model_loads(
+  tmp_path, config, monkeypatch
+):
+  loaded = count_loads(monkeypatch)
+  path = tmp_path / "twice.jsonl"
+  rows = [{"id": f"d{i % 3}", "text": text} for i, text in enumerate(TEXTS)]
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  config.data.sources = (str(path),)
+  with pytest.raises(ValueError, match="two documents have the id 'd0'"):
     run_lib.score_corpus(config, workdir=tmp_path / "w")
+  assert not loaded
+
+
+def test_documents_that_can_not_be_read_are_refused_before_a_model_loads(
+  tmp_path, config, monkeypatch
+):
+  loaded = count_loads(monkeypatch)
+  path = tmp_path / "odd.jsonl"
+  path.write_text("{not json\n[1]\n")
+  config.data.sources = (str(path),)
+  with pytest.raises(ValueError, match="none of 2 documents can be read: '"):
+    run_lib.score_corpus(config, workdir=tmp_path / "w")
+  assert not loaded
+
+
+def test_a_run_in_which_nothing_could_be_scored_is_an_error(tmp_path, config):
+  config.data.max_length, config.data.over_length = 100, "skip"
+  with pytest.raises(ValueError, match="none of 4 .* scored: 4 too_long"):
+    run_lib.score_corpus(config, workdir=tmp_path)
+  config.data.sources = (write_jsonl(tmp_path / "e.jsonl", ["", ""]),)
+  with pytest.raises(ValueError, match="none of 2 .* scored: 2 empty"):
+    run_lib.score_corpus(config, workdir=tmp_path / "w")
+
+
+@pytest.mark.parametrize("policy", ["truncate_end", "skip"])
+def test_what_is_not_read_is_said_with_share_and_remedy(
+  tmp_path, config, caplog, policy
+):
+  texts = ["a" * 90, *TEXTS[:3]]
+  config.data.sources = (write_jsonl(tmp_path / "long.jsonl", texts),)
+  config.data.max_length, config.data.over_length = 100, policy
+  store = run_lib.score_corpus(config, workdir=tmp_path / "w")
+  full = sum(len(text.encode()) - 1 for text in texts[1:])
+  read = sum(row.n_tokens for row in list(store)[1:])
+  share = f"{100 - 100 * read / full:.0f} % of them unread"
+  expected = {
+    "truncate_end": f"3 of 4 documents cut to 100 ids, {share}; --max_length",
+    "skip": "3 of 4 documents have more than 100 ids and were skipped; --max_",
+  }[policy]
+  assert expected in caplog.text
+
+
+def parts_of(workdir):
+  return sorted((workdir / "key_tokens").glob("*.parquet"))
+
+
+def test_shards_of_any_number_make_the_store_of_one_run(tmp_path, config):
+  whole = run_lib.score_corpus(config, workdir=tmp_path / "whole")
+  workdir = tmp_path / "w"
+  run_lib.score_corpus(config, workdir=workdir, shard=Shard(2, 3))
+  assert list(store_lib.read_store(workdir).hashes) == ["d2"]
+  run_lib.score_corpus(config, workdir=workdir, shard=Shard(0, 3))
+  # The rest by another number, which finds some of its documents done.
+  run_lib.score_corpus(config, workdir=workdir, shard=Shard(1, 2))
+  store = run_lib.score_corpus(config, workdir=workdir, shard=Shard(7, 8))
+  assert_same_rows(whole, store)
+  with pytest.raises(ValueError, match="--overwrite with --shard 0/2"):
+    run_lib.score_corpus(
+      config, workdir=workdir, shard=Shard(0, 2), overwrite=True
+    )
+
+
+def test_shards_side_by_side_do_not_meet_and_others_are_refused(
+  tmp_path, config, scorers
+):
+  """Locks of another process are told apart by file, as these are."""
+  folder = tmp_path / "key_tokens"
+  with writer_lib.claimed(folder, Shard(0, 2)):
+    folder.mkdir()
+    run_lib.score_corpus(config, workdir=tmp_path, shard=Shard(1, 2))
+    for other in (Shard(0, 2), Shard(1, 3), Shard(0, 1)):
+      with pytest.raises(files.InUse, match="another process is scoring into"):
+        run_lib.score_corpus(config, workdir=tmp_path, shard=other)
+  with writer_lib.claimed(folder):
+    for other in (Shard(0, 2), Shard(0, 1)):
+      with pytest.raises(files.InUse, match="another process is scoring into"):
+        run_lib.score_corpus(config, workdir=tmp_path, shard=other)
+  assert len(scorers) == 1
+  assert len(run_lib.score_corpus(config, workdir=tmp_path)) == 4
+
+
+def test_a_document_that_got_lost_is_missed_at_the_end(
+  tmp_path, config, monkeypatch
+):
+  """As where another run's part was removed under this one."""
+  write = writer_lib.StoreWriter.write
+
+  def lose(self, rows):
+    write(self, [row for row in rows if row.doc_id != "d2"])
+
+  monkeypatch.setattr(writer_lib.StoreWriter, "write", lose)
+  with pytest.raises(ValueError, match=r"1 of 4 documents are missing .*'d2'"):
+    run_lib.score_corpus(config, workdir=tmp_path)
 
 
 def test_other_thresholds_need_no_new_pass(tmp_path, config, scorers):
@@ -285,15 +480,16 @@ def test_less_detail_keeps_scores_and_columns(tmp_path, config, detail):
 
 
 def test_an_evaluator_without_numbers_is_no_evaluator_without_keys(
-  tmp_path, config
+  tmp_path, config, caplog
 ):
   """Case A4's law: a fault may not look like `no_key_tokens`."""
   model = setup.load_model(config, config.evaluator)
   model.params["norm"]["scale"].set_value(
     jax.numpy.full_like(model.params["norm"]["scale"][...], np.nan)
   )
-  with pytest.raises(ValueError, match=r"m0 .*\(NaN\) for document 'd0'"):
+  with pytest.raises(ValueError, match="none of 4 .* scored: 4 failed"):
     run_lib.score_corpus(config, workdir=tmp_path, evaluator=model)
+  assert "(NaN)" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ Sizes differ from each other, so that a mix-up of axes cannot pass. The
 original context is 16 and a window is 8.
 """
 
+import pytest
+
 _SHARED = {
   "vocab_size": 264,
   "hidden_size": 40,
@@ -146,3 +148,17 @@ CASES = {
   "gemma2": GEMMA2,
   "gemma3_text": GEMMA3,
 }
+
+
+# What transformers 4.57 does not compute as 5 does, and so is no oracle for.
+UNREAD_BY_4 = {
+  "gemma3_text": "a table per layer type is written in the schema of 5 alone",
+  "llama, longrope": "4 reads the original length among the model's fields",
+  "mistral, yarn": "4 does not derive the size of a head for this family",
+}
+
+
+def skip_where_unread(name, version):
+  """Skips a case that the installed transformers is no oracle for."""
+  if version.startswith("4.") and name in UNREAD_BY_4:
+    pytest.skip(f"transformers {version}: {UNREAD_BY_4[name]}")

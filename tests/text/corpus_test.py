@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from longctx_jax.runtime.shards import Shard
 from longctx_jax.text import corpus as corpus_lib
 from longctx_jax.text import json_rows
 
@@ -168,6 +169,19 @@ def test_row_ranges_together_equal_one_run(mixed):
       assert part.total == 11
       rows = [(d.doc_id, d.doc_index, d.text) for d in part]
       assert rows == expected[start:stop]
+
+
+def test_shards_together_equal_one_run(mixed):
+  """Within a row range too; a shard counts its own documents."""
+  for row_range in ((0, 0), (2, 9)):
+    corpus = corpus_lib.open_corpus(mixed, row_range=row_range)
+    whole = [document.doc_id for document in corpus]
+    for count in (1, 2, 3, 20):
+      parts = [corpus.shard(Shard(i, count)) for i in range(count)]
+      for index, part in enumerate(parts):
+        own = [document.doc_id for document in part]
+        assert own == whole[index::count] and part.count == len(own)
+      assert len({json.dumps(part.identity) for part in parts}) == count
 
 
 def test_row_range_may_end_behind_the_last_row(mixed):
@@ -464,6 +478,14 @@ def test_a_folder_is_read_with_its_subfolders(tmp_path, caplog):
       "7 of 12 files are skipped: .csv (2), .gz (1), .json (1), hidden (2), "
       "without an extension (1)" in caplog.text
     )
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.md.gz"])
+def test_a_pointer_in_place_of_a_file_is_no_text(tmp_path, name):
+  pointer = "version https://git-lfs.github.com/spec/v1\nsize 4\n"
+  (tmp_path / name).write_text(pointer)
+  with pytest.raises(ValueError, match=f"{name} is a git-lfs pointer"):
+    corpus_lib.open_corpus(tmp_path)
 
 
 def test_what_is_no_file_is_counted(tmp_path, caplog):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from longctx_jax import testing
+from longctx_jax.paper.windows import Windows
 from longctx_jax.text import corpus
 from longctx_jax.text.tokenizer import TextTokenizer
 from longctx_jax.training import data, inventory
@@ -82,7 +83,7 @@ def test_rows_with_short_contexts_are_counted_and_none_is_refused(
 ):
   """With its BOS the second has 33 ids: one target past K + d."""
   rows = texts("x" * 31, "x" * 32, "x" * 40)
-  window = dict(short_len=24, stride=8)
+  window = dict(windows=Windows(24, 8))
   with caplog.at_level("INFO"):
     open_data(tmp_path, rows, **window)
   assert "2 of 3 rows have a target past K + d = 32 ids" in caplog.text

@@ -13,6 +13,7 @@ from support import manifests
 from longctx_jax import testing
 from longctx_jax.key_tokens import record
 from longctx_jax.key_tokens import store as store_lib
+from longctx_jax.key_tokens import writer as writer_lib
 from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.paper.windows import Windows
 from longctx_jax.text import chunks, corpus
@@ -118,7 +119,7 @@ def make_store(tmp_path):
     }  # fmt: skip
     manifest = manifests.make(**fields)
     folder = tmp_path / name / "key_tokens"
-    writer = store_lib.open_writer(folder, manifest)
+    writer = writer_lib.open_writer(folder, manifest)
     rows = [
       evaluator_row(chunk, manifest, seed)
       for seed, chunk in enumerate(chunks_of_texts())

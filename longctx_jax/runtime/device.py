@@ -1,0 +1,77 @@
+"""What a script runs on: CPU, GPU or TPU, as JAX finds it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import jax
+
+from longctx_jax.runtime import machine
+
+# What a machine with the device has, and the extra that JAX needs for it.
+_DEVICES = {
+  "gpu": (("/dev/nvidiactl", "/dev/nvidia0"), "cuda"),
+  "tpu": (("/dev/accel0", "/dev/vfio/0"), "tpu"),
+}
+# Programs that compile faster are not worth a file.
+_CACHED_SECONDS = 0.3
+
+
+def start(platform: str, *, cache: str) -> None:
+  """Starts the devices.
+
+  Args:
+    platform: cpu, gpu or tpu; "" is what JAX finds.
+    cache: folder of compiled programs; "" is none.
+
+  Raises:
+    ValueError: there is no such platform here.
+  """
+  if platform:
+    jax.config.update("jax_platforms", platform)
+  if cache:
+    folder = pathlib.Path(cache).expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update(
+      "jax_persistent_cache_min_compile_time_secs", _CACHED_SECONDS
+    )
+  try:
+    jax.default_backend()
+  except RuntimeError as error:
+    raise ValueError(
+      f"--platform {platform}: {str(error).splitlines()[0]}"
+    ) from error
+
+
+def require_seen(platform: str) -> None:
+  """Raises ValueError where the machine has a device that JAX does not see.
+
+  Args:
+    platform: what was asked for, which is then what is wanted; so is what
+      JAX_PLATFORMS in the environment says.
+  """
+  asked = platform or jax.config.jax_platforms
+  if asked or jax.default_backend() != "cpu":
+    return
+  for device, (paths, extra) in _DEVICES.items():
+    if any(os.path.exists(path) for path in paths):
+      raise ValueError(
+        f"this machine has a {device}, but JAX sees only the CPU: install "
+        f"the extra for it (pip install -e '.[{extra}]'), or go on with "
+        "--platform cpu"
+      )
+
+
+def describe() -> str:
+  """What the program runs on, e.g. "jax 0.10.2 | cpu x2 | 23 GiB"."""
+  device = jax.devices()[0]
+  if device.platform == "cpu":
+    count, kind = machine.cpu_count(), "cpu"
+    size = machine.memory_bytes()
+  else:
+    count, kind = jax.device_count(), device.device_kind
+    stats = device.memory_stats() or {}
+    size = stats["bytes_limit"] if "bytes_limit" in stats else 0
+  memory = f" | {size / 2**30:.0f} GiB" if size else ""
+  return f"jax {jax.__version__} | {kind} x{count}{memory}"

@@ -1,0 +1,1 @@
+"""Random sequences of commands on tiny models, against plain arithmetic."""
