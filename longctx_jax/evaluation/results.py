@@ -241,11 +241,14 @@ class ModelResult:
     elif self.longppl is not None:
       interval = f" (no interval: {label})"
     why = f" ({self.reason})" if self.reason else ""
+    read, left_out = self.n_documents_read, ""
+    if read is not None and read < self.n_documents:
+      left_out = f"  {read:,} of {self.n_documents:,} documents"
     return (
       f"LongPPL {number(self.longppl)}{interval}{why}  PPL {number(self.ppl)}  "
       f"keys {n_keys:,} in {n_regions:,} regions  "
       f"coverage {number(self.key_coverage)}  {self.protocol}"
-      f"{'  self-evaluated' if self.self_evaluated else ''}"
+      f"{'  self-evaluated' if self.self_evaluated else ''}{left_out}"
     )
 
 

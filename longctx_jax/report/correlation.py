@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from longctx_jax.evaluation.results import ModelResult
@@ -32,8 +33,8 @@ class Correlation(NamedTuple):
 
 
 def pearson_ci95(
-  x: Float[np.ndarray, "M"],
-  y: Float[np.ndarray, "M"],
+  x: ArrayLike,
+  y: ArrayLike,
   *,
   seed: int,
   resamples: int = 10_000,
@@ -49,8 +50,8 @@ def pearson_ci95(
 
 
 def spearman_ci95(
-  x: Float[np.ndarray, "M"],
-  y: Float[np.ndarray, "M"],
+  x: ArrayLike,
+  y: ArrayLike,
   *,
   seed: int,
   resamples: int = 10_000,
@@ -62,8 +63,8 @@ def spearman_ci95(
 
 
 def _correlation(
-  x: Float[np.ndarray, "M"],
-  y: Float[np.ndarray, "M"],
+  x: ArrayLike,
+  y: ArrayLike,
   transform: Callable[[np.ndarray], np.ndarray],
   seed: int,
   resamples: int,

@@ -39,8 +39,13 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def refuse_pointer(path: pathlib.Path) -> None:
   """Raises ValueError where git left a pointer in place of the file."""
   with path.open("rb") as file:
-    if file.read(len(_POINTER)) == _POINTER:
-      raise ValueError(
-        f"{path} is a git-lfs pointer, not the file itself: run `git lfs pull` "
-        "in its folder, or download the file"
-      )
+    refuse_pointer_in(file.read(len(_POINTER)), path)
+
+
+def refuse_pointer_in(head: bytes, path: object) -> None:
+  """As `refuse_pointer`, of a file whose first bytes are known."""
+  if head.startswith(_POINTER):
+    raise ValueError(
+      f"{path} is a git-lfs pointer, not the file itself: run `git lfs pull` "
+      "in its folder, or download the file"
+    )

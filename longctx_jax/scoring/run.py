@@ -60,10 +60,10 @@ def score_corpus(
       scored. Or none that could be scored, or one that is missing at the end.
   """
   setup.check_config(config)
-  if not config.evaluator and evaluator is None:
-    raise ValueError("no evaluator is named: give the model to score with")
   _check_scope(config, shard, overwrite, prune)
   corpus = setup.open_corpus(config).shard(shard)
+  if not config.evaluator and evaluator is None:
+    raise ValueError("no evaluator is named: give the model to score with")
   folder = pathlib.Path(workdir) / "key_tokens"
   _survey(corpus)
   if folder.exists():

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from absl import logging
 from fsspec.implementations.local import LocalFileSystem
 
-from longctx_jax.runtime import failures, urls
+from longctx_jax.runtime import failures, foreign_files, urls
 from longctx_jax.text import json_rows, streams
 from longctx_jax.text.json_rows import Row
 
@@ -28,6 +28,8 @@ _PEEKED_ROWS = 100
 # Texts of 32k tokens: about 8 MB in memory at a time.
 _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
+# A file below this size may be what git-lfs leaves in place of another.
+_POINTER_BYTES = 1024
 # What file systems call the facts that change with a file's contents.
 _VERSION_FACTS = "size mtime LastModified updated etag ETag blob_id".split()
 
@@ -106,6 +108,9 @@ def open_files(source: str, *, text_column: str) -> list[RowFile]:
 def _open(
   fs: fsspec.AbstractFileSystem, path: str, text_column: str
 ) -> RowFile:
+  facts = fs.info(path)
+  if (facts.get("size") or 0) < _POINTER_BYTES:
+    foreign_files.refuse_pointer_in(fs.cat_file(path), path)
   extension = streams.extension(path)
   if extension in _TEXTS:
     file = _text_file(fs, path, text_column)
@@ -118,12 +123,8 @@ def _open(
       f"{path} ends in {extension!r}; known: {', '.join(_KNOWN)}, and all but "
       "Parquet with .gz, .bz2, .xz or .zst behind."
     )
-  return dataclasses.replace(file, version=_version(fs, path))
-
-
-def _version(fs: fsspec.AbstractFileSystem, path: str) -> str:
-  facts = fs.info(path)
-  return " ".join(str(facts[name]) for name in _VERSION_FACTS if name in facts)
+  version = " ".join(str(facts[n]) for n in _VERSION_FACTS if n in facts)
+  return dataclasses.replace(file, version=version)
 
 
 def _below(path: str, folder: str) -> str:

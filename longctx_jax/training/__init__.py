@@ -5,6 +5,7 @@ Doors, for other rooms:
   program: the compiled step; the jit is there
   losses: weighted likelihood losses, and which weights targets carry
   step: one pure training step
+  losses: weighted likelihood losses
   state: what a run carries from step to step
   optimizer: AdamW, schedule, clipping
   rows: documents packed into rows of a fixed length

@@ -2,7 +2,9 @@
 
 The fused ones start from hidden states. The weight of a target depends on its
 own log-prob alone, so one sweep over the output head gives log-probs, weights
-and gradients: three products with the head, and [B, T, V] never exists.
+and gradients: three products with the head, and [B, T, V] never exists. On a
+CPU the vocabulary is taken in blocks: logits and gradients of a block are still
+in its cache where they are used next.
 """
 
 from __future__ import annotations
@@ -87,6 +89,10 @@ class LossConfig:
   def thresholds(self) -> Thresholds:
     """Of the key tokens that are counted."""
     return Thresholds(self.alpha, self.beta)
+
+
+_VOCAB_BLOCK = 1024
+_LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 def weighted_nll(
@@ -309,6 +315,25 @@ def _sweep_forward(
   shards = ways if batch % ways == 0 else 1
   rows = sharding.BATCH_AXES if shards > 1 else None
   gathered = sharding.constrain(head, "tensor", None)
+  # Each device of a sharded vocabulary takes blocks of its own rows.
+  gathered = gathered.reshape(sharding.axis_size("tensor"), -1, dim)
+  vocabulary = jnp.arange(head.shape[0]).reshape(gathered.shape[:2])
+  own = gathered.shape[1]
+  # Elsewhere large products are the fast ones.
+  block = min(_VOCAB_BLOCK, own) if sharding.on_cpu() else own
+
+  def place(i: Int[Array, ""]) -> Int[Array, ""]:
+    # The last block ends with the rows, and begins among those of the one
+    # before: what it has seen again is masked.
+    return jnp.minimum(i * block, own - block)
+
+  def take(x: Array, i: Int[Array, ""]) -> Array:
+    """Block i of every shard, one after the other: [shards x block, ...]."""
+    x = jax.lax.dynamic_slice_in_dim(x, place(i), block, axis=1)
+    return x.reshape(-1, *x.shape[2:])
+
+  def seen(ids: Int[Array, " v"], i: Int[Array, ""]) -> Bool[Array, "1 1 v"]:
+    return (ids % own < i * block).reshape(1, 1, -1)
 
   def split(x: Array) -> Array:
     """[B, T, ...] -> [chunks, B, chunk, ...]."""
@@ -319,45 +344,94 @@ def _sweep_forward(
     return x.swapaxes(0, 1).reshape(batch, -1, *x.shape[3:])[:, :length]
 
   def of_chunk(
-    d_head: Float[Array, "S V D"], xs: tuple[Any, ...]
+    d_head: Float[Array, "S Vs D"], xs: tuple[Any, ...]
   ) -> tuple[Array, tuple[Array, Array, Array]]:
     hidden, targets, loss_mask, columns = xs
-    logits = log_probs.soft_cap(
-      jnp.einsum(
-        "btd,vd->btv", hidden, gathered, preferred_element_type=jnp.float32
-      ),
-      softcap,
+
+    def of_block(
+      carry: tuple[Array, Array, Array], i: Int[Array, ""]
+    ) -> tuple[tuple[Array, Array, Array], Float[Array, "B c v"]]:
+      highest, total, target_logits = carry
+      ids = take(vocabulary, i)
+      logits = log_probs.soft_cap(
+        jnp.einsum(
+          "btd,vd->btv",
+          hidden,
+          take(gathered, i),
+          preferred_element_type=jnp.float32,
+        ),
+        softcap,
+      )
+      if own % block:
+        logits = jnp.where(seen(ids, i), _LOWEST, logits)
+      new_highest = jnp.maximum(highest, logits.max(-1))
+      total = total * jnp.exp(highest - new_highest)
+      total += jnp.exp(logits - new_highest[..., None]).sum(-1)
+      is_target = ids.reshape(1, 1, -1) == targets[..., None]
+      if own % block:
+        is_target &= ~seen(ids, i)
+      target_logits += jnp.where(is_target, logits, 0.0).sum(-1)
+      return (new_highest, total, target_logits), logits
+
+    zeros = jnp.zeros(targets.shape)
+    (highest, total, target_logits), kept = jax.lax.scan(
+      of_block, (jnp.full_like(zeros, _LOWEST), zeros, zeros), blocks
     )
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
-    vocabulary = jnp.arange(head.shape[0]).reshape(1, 1, -1)
-    is_target = vocabulary == targets[..., None]
-    log_p = jnp.where(is_target, logits, 0.0).sum(-1) - normaliser
+    normaliser = highest + jnp.log(total)
+    log_p = target_logits - normaliser
     weights = jnp.where(loss_mask, weigh(log_p, *columns), 0.0)
-    d_logits = jnp.exp(logits - normaliser[..., None]) - is_target
-    d_logits *= weights[..., None]
-    if softcap:
-      d_logits *= 1.0 - (logits / softcap) ** 2
-    d_logits = d_logits.astype(hidden.dtype)
-    d_hidden = jnp.einsum(
-      "btv,vd->btd", d_logits, gathered, preferred_element_type=jnp.float32
+
+    def gradients_of_block(
+      carry: tuple[Array, Array], xs: tuple[Array, Array]
+    ) -> tuple[tuple[Array, Array], None]:
+      (d_hidden, d_head), (i, logits) = carry, xs
+      ids = take(vocabulary, i)
+      is_target = ids.reshape(1, 1, -1) == targets[..., None]
+      d_logits = jnp.exp(logits - normaliser[..., None]) - is_target
+      d_logits *= weights[..., None]
+      if softcap:
+        d_logits *= 1.0 - (logits / softcap) ** 2
+      if own % block:
+        d_logits = jnp.where(seen(ids, i), 0.0, d_logits)
+      d_logits = d_logits.astype(hidden.dtype)
+      d_hidden += jnp.einsum(
+        "btv,vd->btd",
+        d_logits,
+        take(gathered, i),
+        preferred_element_type=jnp.float32,
+      )
+      d_block = jnp.einsum(
+        "sbtv,sbtd->svd",
+        d_logits.reshape(shards, -1, *d_logits.shape[1:]),
+        hidden.reshape(shards, -1, *hidden.shape[1:]),
+        preferred_element_type=jnp.float32,
+      )
+      # One block is read and written where it lies: the sum of the whole head
+      # is touched once per chunk.
+      old = jax.lax.dynamic_slice_in_dim(d_head, place(i), block, axis=2)
+      d_head = jax.lax.dynamic_update_slice_in_dim(
+        d_head, old + d_block.reshape(old.shape), place(i), axis=2
+      )
+      d_head = sharding.constrain(d_head, rows, "tensor", None, None)
+      return (d_hidden, d_head), None
+
+    (d_hidden, d_head), _ = jax.lax.scan(
+      gradients_of_block,
+      (jnp.zeros(hidden.shape, jnp.float32), d_head),
+      (blocks, kept),
     )
-    d_head += jnp.einsum(
-      "sbtv,sbtd->svd",
-      d_logits.reshape(shards, -1, *d_logits.shape[1:]),
-      hidden.reshape(shards, -1, *hidden.shape[1:]),
-      preferred_element_type=jnp.float32,
-    )
-    d_head = sharding.constrain(d_head, rows, "tensor", None)
     return d_head, (log_p, weights, d_hidden.astype(hidden.dtype))
 
-  start = jnp.zeros((shards, *head.shape), jnp.float32)
+  blocks = jnp.arange(-(-own // block))
+  start = jnp.zeros((shards, *gathered.shape), jnp.float32)
   d_head, outs = jax.lax.scan(
     of_chunk,
-    sharding.constrain(start, rows, "tensor", None),
+    sharding.constrain(start, rows, "tensor", None, None),
     jax.tree.map(split, (hidden, targets, loss_mask, columns)),
   )
   log_p, weights, d_hidden = jax.tree.map(join, outs)
-  d_head = sharding.constrain(d_head.sum(0), "tensor", "fsdp")
+  d_head = sharding.constrain(d_head.sum(0), "tensor", None, None)
+  d_head = sharding.constrain(d_head.reshape(head.shape), "tensor", "fsdp")
   total = -jnp.sum(jnp.where(loss_mask, weights * log_p, 0.0))
   # An empty array carries the head's dtype.
   saved = d_hidden, d_head, jnp.zeros(0, head.dtype)

@@ -517,4 +517,4 @@ def test_slow_reading_says_that_it_goes_on(folder, mesh, monkeypatch, caplog):
   monkeypatch.setattr(hf_folder.SafetensorsSource, "raw", slow)
   with caplog.at_level("INFO"):
     loading.load_model(folder, mesh=mesh)
-  assert f"still reading {folder}: 0 s" in caplog.text
+  assert f"still loading {folder}: 0 s" in caplog.text

@@ -26,14 +26,7 @@ TEXTS = [text[:100] for text in make_texts(6)] + make_texts(6)
 LIMIT = 120
 
 
-@pytest.fixture(scope="module")
-def compiled():
-  return {}
-
-
-@pytest.fixture(autouse=True)
-def scorers(monkeypatch, compiled):
-  return share_passes(monkeypatch, compiled)
+pytestmark = pytest.mark.usefixtures("scorers")
 
 
 @pytest.fixture(scope="module")

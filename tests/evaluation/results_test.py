@@ -236,7 +236,7 @@ def test_the_printed_result():
   )
   assert str(summarise([EMPTY], "strict", self_evaluated=True)) == (
     "LongPPL none (empty)  PPL none  keys 0 in 0 regions  coverage none  "
-    "strict  self-evaluated"
+    "strict  self-evaluated  0 of 1 documents"
   )
   for n, label in [(3, " (these texts only)"), (10, "")]:
     result = summarise(texts(n, [(2.0,)] * 400))

@@ -26,7 +26,7 @@ def of_scoring(
   """
   if len(dict(documents)) < len(documents):
     return "an id comes twice"
-  if not any(truth.is_readable(text) for _, text in documents):
+  if not any(truth.is_scored(text, seed, limit) for _, text in documents):
     return "nothing to score"
   if is_part and prune:
     return "what --prune may not do"
@@ -101,8 +101,6 @@ def of_evaluation(
   facts = _facts(documents, held.seed, asked, held.limit)
   if not documents or (held.hashes != hashes and not intersection):
     return "a store of other documents", facts
-  if not any(truth.is_readable(text) for _, text in documents):
-    return "nothing to evaluate", facts
   if is_fragile:
     return "what a killed process left", facts
   if held.detail == "scores":
@@ -119,8 +117,6 @@ def _of_slices(slices, documents, thresholds):
   for (_, text), spans in zip(documents, slices, strict=True):
     if spans and spans[-1][1] > len(text or ""):
       excuse = "slices of other documents"
-  if not any(truth.is_readable(text) for _, text in documents):
-    excuse = "nothing to evaluate"
   facts = _facts(documents, None, _DEFAULTS, None)
   return excuse, facts | {"spans": tuple(slices)}
 

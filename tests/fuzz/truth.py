@@ -213,9 +213,9 @@ class Facts:
     return tuple(documents), rules
 
 
-def is_readable(text):
-  """Whether a text has a token to score."""
-  return not _unread(text)
+def is_scored(text, seed, limit):
+  """Whether an evaluator can score a text."""
+  return keys(text, seed, 0.0, 0.0, limit).long is not None
 
 
 def _unread(text):

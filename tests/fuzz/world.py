@@ -147,9 +147,11 @@ class World:
       *(["--config.scoring.flush_seconds=0"] if flush else []),
       **event,
     )  # fmt: skip
-    excuse = excuse or self._leave(workdir, shard, entered)
+    met = self._leave(workdir, shard, entered)
+    if overwrite and met:
+      self._held[workdir] = {}  # Which of the two came first is not known.
     self._after_scoring(workdir, documents, done, prune)
-    self._check_end(done, "score", excuse)
+    self._check_end(done, "score", excuse or met)
     return done
 
   def merge(self, workdir, sources, **event):
@@ -207,6 +209,8 @@ class World:
       place = workdir, name
       if self._ledgers.get(place, {facts}) != {facts} and not overwrite:
         excuse = excuse or "a ledger of other facts"
+      if not facts[0].result["n_tokens"]:
+        excuse = excuse or "nothing to evaluate"
       self._expected[place] = [*self._expected.get(place, []), facts]
       self._ledgers[place] = self._ledgers.get(place, set()) | {facts}
     entered = self._enter(workdir)
@@ -227,8 +231,11 @@ class World:
       *(["--intersection"] if intersection else []),
       **event,
     )  # fmt: skip
-    excuse = excuse or self._leave(workdir, None, entered)
+    met = self._leave(workdir, None, entered)
+    excuse = excuse or met
     if keys is None:
+      if overwrite and met:
+        self._held[workdir] = {}
       self._after_scoring(workdir, documents, done)
     elif "then" in event and rules_now()[1] != key_facts:
       # Another command made the store anew: both states are true.

@@ -390,7 +390,9 @@ def test_paper_windows_without_bos_make_most_tokens_key(
 def _warnings_of_bos(keys):
   result = passes.document_result(keys, RUNS, keys.offsets, keys.long_log_probs)
   pooled = results.summarise(
-    [result], protocol_name="paper", self_evaluated=True
+    [result],
+    protocol_name="paper",
+    self_evaluated=True,
+    scores=[keys.scores],
   )
-  warnings = results.warnings_of(pooled, [keys.scores])
-  return [warning for warning in warnings if "BOS" in warning]
+  return [warning for warning in pooled.warnings if "BOS" in warning]

@@ -480,6 +480,14 @@ def test_a_folder_is_read_with_its_subfolders(tmp_path, caplog):
     )
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.md.gz"])
+def test_a_pointer_in_place_of_a_file_is_no_text(tmp_path, name):
+  pointer = "version https://git-lfs.github.com/spec/v1\nsize 4\n"
+  (tmp_path / name).write_text(pointer)
+  with pytest.raises(ValueError, match=f"{name} is a git-lfs pointer"):
+    corpus_lib.open_corpus(tmp_path)
+
+
 def test_what_is_no_file_is_counted(tmp_path, caplog):
   """A link to nowhere, a folder among what a glob matches."""
   (tmp_path / "a.txt").write_text("a")
