@@ -25,6 +25,8 @@ from absl import app, flags
 import longctx_jax as lc
 from longctx_jax.model import attention, log_probs, sharding
 from longctx_jax.model import flops as flops_lib
+from longctx_jax.model.attention_spec import AttentionSpec
+from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.training import losses, optimizer
 
@@ -111,7 +113,7 @@ def make_calls(
   config, dtype = model.config, model.dtype
   rng = np.random.default_rng(0)
   length = short_len + stride - 1
-  scorer = scorer_lib.make_scorer(model, short_len=short_len, stride=stride)
+  scorer = scorer_lib.make_scorer(model, Windows(short_len, stride))
   embedding = model.params["embedding"][...]
 
   def random_ids(size):
@@ -129,7 +131,8 @@ def make_calls(
 
   @jax.jit
   def attend(q, k, v):
-    return attention.attention(q, k, v, scale=config.head_dim**-0.5)
+    spec = AttentionSpec(scale=config.head_dim**-0.5)
+    return attention.attention(q, k, v, spec)
 
   @jax.jit
   def head_of(hidden, head, targets):

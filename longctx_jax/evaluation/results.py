@@ -301,7 +301,9 @@ def summarise(
   n_keys, n_bytes = total("n_key_tokens"), total("n_bytes")
   key_chars, n_chars = total("key_chars"), total("n_chars")
   reasons = [d.reason for d in documents if d.reason]
-  near = [one.get("n_near_threshold") for one in scores if one]
+  # A document that was not scored has no scores, or nulls in their place.
+  scored = [one for one in scores if one.get("n_key_tokens") is not None]
+  near = [one.get("n_near_threshold") for one in scored]
   return ModelResult(
     reason="" if n_keys else _commonest(reasons),
     longppl=perplexity.perplexity(key_nll_sum, n_keys),

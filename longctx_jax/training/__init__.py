@@ -16,6 +16,7 @@ Inside:
   start: where a run begins, or goes on
   workdir: the folder of a run
   inventory: what the data holds, and what is odd about it
+  head_sweep: log-probs, weights and gradients of the output head at once
   data: batches of shuffled rows, exact to resume
   stored_weights: weights from a key-token store
   context: another RoPE table for the same weights

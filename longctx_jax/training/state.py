@@ -27,8 +27,7 @@ class TrainState:
   """State of training; a pytree.
 
   Attributes:
-    step: updates done, int32 []; as all leaves an array, its shape or where it
-      lies.
+    step: updates done, int32 []; or, as all leaves, a shape or a sharding.
     params: float32 master parameters of a `Transformer`.
     opt_state: of the optimizer.
   """

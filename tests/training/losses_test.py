@@ -8,7 +8,7 @@ import pytest
 from longctx_jax.model import log_probs, sharding
 from longctx_jax.paper import contrast
 from longctx_jax.paper.contrast import Thresholds
-from longctx_jax.training import losses
+from longctx_jax.training import head_sweep, losses
 
 
 def test_masked_equals_filtered(rng):
@@ -173,7 +173,7 @@ def test_fused_takes_any_blocks_of_the_vocabulary(
   rng, monkeypatch, block, softcap
 ):
   # cases D5: blocks that divide the 264 entries, and that leave a remainder
-  monkeypatch.setattr(losses, "_VOCAB_BLOCK", block)
+  monkeypatch.setattr(head_sweep, "_VOCAB_BLOCK", block)
   given = problem(rng)
   check_equal(
     mean_and_gradients(
@@ -213,7 +213,7 @@ def test_fused_on_a_mesh_equals_fused_on_one_device(
   rng, monkeypatch, kind, block
 ):
   # cases I8: sharded or not
-  monkeypatch.setattr(losses, "_VOCAB_BLOCK", block)
+  monkeypatch.setattr(head_sweep, "_VOCAB_BLOCK", block)
   given = problem(rng, batch=4)
   function = functools.partial(fused, kind, softcap=5.0, chunk=5)
   expected = mean_and_gradients(function, given)
