@@ -27,7 +27,7 @@ class TrainState:
   """State of training; a pytree.
 
   Attributes:
-    step: updates done, int32 []; in a tree of shapes or shardings, one of these.
+    step: updates done, int32 []; shape or sharding in a tree of such.
     params: float32 master parameters of a `Transformer`.
     opt_state: of the optimizer.
   """
