@@ -13,6 +13,7 @@ import types
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from absl import app, flags
 
 import longctx_jax as lc
@@ -24,6 +25,9 @@ _MODEL = flags.DEFINE_string("model", None, "Model folder.", required=True)
 _DOCUMENT = flags.DEFINE_string("document", None, "Text file.", required=True)
 _SHORT_LEN = flags.DEFINE_integer("short_len", None, "K.", required=True)
 _STRIDE = flags.DEFINE_integer("stride", None, "d.", required=True)
+_DTYPE = flags.DEFINE_enum(
+  "dtype", "float32", ["float32", "bfloat16"], "Of weights and activations."
+)
 
 
 class Timed:
@@ -47,7 +51,7 @@ def main(argv):
   text = pathlib.Path(_DOCUMENT.value).read_bytes().decode()
   windows = dict(short_len=_SHORT_LEN.value, stride=_STRIDE.value)
   start = time.process_time()
-  model = lc.load_model(_MODEL.value)
+  model = lc.load_model(_MODEL.value, dtype=jnp.dtype(_DTYPE.value))
   load = time.process_time() - start
 
   # The scorer that the public functions below will use.

@@ -1,7 +1,7 @@
 """One LongPPL measurement of the paper's own code, in a process of its own.
 
-longppl 0.3.0 unmodified, transformers' default attention (sdpa), float32, one
-thread. Prints one line of JSON: CPU seconds, peak memory, results.
+longppl 0.3.0 unmodified, transformers' default attention (sdpa), one thread.
+Prints one line of JSON: CPU seconds, peak memory, results.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ _MODEL = flags.DEFINE_string("model", None, "Model folder.", required=True)
 _DOCUMENT = flags.DEFINE_string("document", None, "Text file.", required=True)
 _SHORT_LEN = flags.DEFINE_integer("short_len", None, "K.", required=True)
 _STRIDE = flags.DEFINE_integer("stride", None, "d.", required=True)
+_DTYPE = flags.DEFINE_enum(
+  "dtype", "float32", ["float32", "bfloat16"], "Of weights and activations."
+)
 
 
 def main(argv):
@@ -29,7 +32,7 @@ def main(argv):
   text = pathlib.Path(_DOCUMENT.value).read_bytes().decode()
   start = time.process_time()
   model = transformers.AutoModelForCausalLM.from_pretrained(
-    _MODEL.value, dtype=torch.float32
+    _MODEL.value, dtype=getattr(torch, _DTYPE.value)
   ).eval()
   tokenizer = transformers.AutoTokenizer.from_pretrained(_MODEL.value)
   load = time.process_time() - start

@@ -6,12 +6,19 @@ Run it alone on the machine; the default takes about 25 minutes:
 
 In every pair the reference runs as it is, then this project, then the
 reference with MKL's vendor check lifted: on AMD, MKL would else leave half of
-the processor's arithmetic unused. Float32, one thread, a fresh process each.
+the processor's arithmetic unused. Float32, one thread, a fresh process each;
+where the processor has AMX, a pair in bfloat16 as well. Before them stands how
+far each part of this project's work is from the machine's floor (`parts.py`).
+
+Against an older version of this project, and nothing else:
+
+  python bench/run.py --against=REVISION --pairs=0 --pairs_long=0
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,12 +26,13 @@ import pathlib
 import platform
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 from typing import Any
 
+import against
+import tables
 from absl import app, flags
 
 _PYTHON = flags.DEFINE_string(
@@ -46,22 +54,17 @@ _PAIRS_LONG = flags.DEFINE_integer(
 _TRAIN_PAIRS = flags.DEFINE_integer(
   "train_pairs", 1, "Pairs of training steps at --n; 0 leaves them out."
 )
+_ROUNDS = flags.DEFINE_integer(
+  "rounds", 5, "Rounds of the parts, and of --against; 0 leaves them out."
+)
+_AGAINST = flags.DEFINE_string(
+  "against", "", "Git revision of this project to compare with."
+)
 _CORE = flags.DEFINE_integer("core", -1, "Core to run on; -1: the last.")
 
 _HERE = pathlib.Path(__file__).parent
-_STOCK, _OURS, _UNLOCKED = "reference", "ours", "reference, MKL unlocked"
 _SHIM = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
 _LOSSES = {"none": "CE", "live": "LongCE", "stored": "stored weights"}
-_VALUES = {
-  "load_s": "loading, CPU s",
-  "compile_s": "compilation, CPU s",
-  "pass_s": "LongPPL, CPU s",
-  "wall_s": "LongPPL, wall s",
-  "plain_s": "plain PPL, CPU s",
-  "peak_rss_mib": "peak memory, MiB",
-}
-
-Results = dict[str, list[dict[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +95,14 @@ def environment(**changes: str) -> dict[str, str]:
   }
 
 
+def pinned(command: list[str]) -> list[str]:
+  """The command on one core, where there is `taskset`."""
+  if not shutil.which("taskset"):
+    return command
+  core = _CORE.value if _CORE.value >= 0 else max(os.sched_getaffinity(0))
+  return ["taskset", "-c", str(core), *command]
+
+
 def run_script(
   python: str, script: str, arguments: list[str], env: dict[str, str]
 ) -> str:
@@ -100,16 +111,23 @@ def run_script(
   Raises:
     RuntimeError: it failed; ends with what it printed last.
   """
-  command = [python, str(_HERE / script), *arguments]
-  if shutil.which("taskset"):
-    core = _CORE.value if _CORE.value >= 0 else max(os.sched_getaffinity(0))
-    command = ["taskset", "-c", str(core), *command]
+  command = pinned([python, str(_HERE / script), *arguments])
   done = subprocess.run(command, env=env, capture_output=True, text=True)
   if done.returncode:
     raise RuntimeError(
       f"{script} failed ({done.returncode}):\n{done.stderr[-2000:]}"
     )
   return done.stdout
+
+
+def inputs(folder: pathlib.Path, size: Size) -> list[str]:
+  """The arguments that every measured process has."""
+  return [
+    f"--model={folder / 'model'}",
+    f"--document={folder / f'document.{size.n}.txt'}",
+    f"--short_len={size.short_len}",
+    f"--stride={size.stride}",
+  ]
 
 
 def measure(
@@ -121,13 +139,7 @@ def measure(
   **env: str,
 ) -> dict[str, Any]:
   """Runs one measurement, with more arguments, and reads its last line."""
-  arguments = [
-    f"--model={folder / 'model'}",
-    f"--document={folder / f'document.{size.n}.txt'}",
-    f"--short_len={size.short_len}",
-    f"--stride={size.stride}",
-    *more,
-  ]
+  arguments = [*inputs(folder, size), *more]
   output = run_script(python, script, arguments, environment(**env))
   return json.loads(output.splitlines()[-1])
 
@@ -144,52 +156,58 @@ def build_shim(folder: pathlib.Path) -> str:
   return str(shim)
 
 
-def run_pairs(folder: pathlib.Path, size: Size, shim: str) -> Results:
+def run_pairs(folder: pathlib.Path, size: Size, shim: str) -> tables.Results:
   """Runs the pairs of one size, printing each measurement as it ends."""
   results = collections.defaultdict(list)
 
-  def run(kind, python, script, **env):
-    result = measure(python, script, folder, size, **env)
+  def run(kind, python, script, *more, **env):
+    result = measure(python, script, folder, size, *more, **env)
     results[kind].append(result)
     print(
-      f"  pair {pair}  {kind:<{len(_UNLOCKED)}}  {result['pass_s']:8.2f} s  "
-      f"{result['peak_rss_mib']:6.0f} MiB  LongPPL {result['longppl']}  "
-      f"{result['n_keys']} keys",
+      f"  pair {pair}  {kind:<{len(tables.UNLOCKED)}}  "
+      f"{result['pass_s']:8.2f} s  {result['peak_rss_mib']:6.0f} MiB  "
+      f"LongPPL {result['longppl']}  {result['n_keys']} keys",
       flush=True,
     )
     return result
 
   for pair in range(1, size.pairs + 1):
-    stock = run(_STOCK, _PYTHON.value, "reference.py")
-    run(_OURS, sys.executable, "ours.py")
+    stock = run(tables.STOCK, _PYTHON.value, "reference.py")
+    run(tables.OURS, sys.executable, "ours.py")
     if not shim or not stock["mkl"]:
-      print(f"  pair {pair}  {_UNLOCKED}: skipped, there is no gcc or no MKL")
+      print(
+        f"  pair {pair}  {tables.UNLOCKED}: skipped, there is no gcc or no MKL"
+      )
     else:
-      run(_UNLOCKED, _PYTHON.value, "reference.py", LD_PRELOAD=shim)
+      run(tables.UNLOCKED, _PYTHON.value, "reference.py", LD_PRELOAD=shim)
+    if has_amx():
+      half = "--dtype=bfloat16"
+      run(tables.STOCK + tables.BFLOAT16, _PYTHON.value, "reference.py", half)
+      run(tables.OURS + tables.BFLOAT16, sys.executable, "ours.py", half)
   return results
 
 
-def run_training(folder: pathlib.Path, size: Size, shim: str) -> Results:
+def run_training(folder: pathlib.Path, size: Size, shim: str) -> tables.Results:
   """Runs pairs of training steps; kinds are e.g. "ours, LongCE"."""
   results = collections.defaultdict(list)
   for pair in range(1, size.pairs + 1):
     for weights, loss in _LOSSES.items():
-      for side in (_STOCK, _OURS, _UNLOCKED):
-        if weights == "stored" and side != _OURS:
+      for side in (tables.STOCK, tables.OURS, tables.UNLOCKED):
+        if weights == "stored" and side != tables.OURS:
           continue
-        if side == _UNLOCKED and not shim:
+        if side == tables.UNLOCKED and not shim:
           continue
         python, script, env = _PYTHON.value, "train_reference.py", {}
-        if side == _OURS:
+        if side == tables.OURS:
           python, script = sys.executable, "train_ours.py"
-        elif side == _UNLOCKED:
+        elif side == tables.UNLOCKED:
           env["LD_PRELOAD"] = shim
         result = measure(
           python, script, folder, size, f"--weights={weights}", **env
         )
         results[f"{side}, {loss}"].append(result)
         print(
-          f"  pair {pair}  {loss:<14}  {side:<{len(_UNLOCKED)}}  "
+          f"  pair {pair}  {loss:<14}  {side:<{len(tables.UNLOCKED)}}  "
           f"{result['pass_s']:8.2f} s  {result['peak_rss_mib']:6.0f} MiB  "
           f"loss {result['loss']:.6f}  norm {result['grad_norm']:.6f}",
           flush=True,
@@ -197,103 +215,73 @@ def run_training(folder: pathlib.Path, size: Size, shim: str) -> Results:
   return results
 
 
-def print_training_ratios(results: Results) -> None:
-  """Prints the ratios of the training steps' medians against their aims."""
+def has_amx() -> bool:
+  """Whether the processor multiplies bfloat16 in tiles."""
+  path = pathlib.Path("/proc/cpuinfo")
+  return path.exists() and "amx_bf16" in path.read_text()
 
-  def seconds(side, loss, value="pass_s"):
-    return median(results, f"{side}, {loss}", value)
 
-  for loss in ("CE", "LongCE"):
-    for side in (_STOCK, _UNLOCKED):
-      if f"{side}, {loss}" in results:
-        print_ratio(
-          f"{loss}: {side} / ours, CPU",
-          seconds(side, loss) / seconds(_OURS, loss),
-          at_least=1.0,
+def print_parts(folder: pathlib.Path, size: Size) -> None:
+  """Prints the machine's rates, and what each part has of the floor."""
+  for dtype in ("float32", "bfloat16")[: 1 + has_amx()]:
+    print(f"\nparts in {dtype}", flush=True)
+    arguments = [
+      f"--model={folder / 'model'}",
+      f"--dtype={dtype}",
+      f"--n={size.n}",
+      f"--short_len={size.short_len}",
+      f"--stride={size.stride}",
+      f"--rounds={_ROUNDS.value}",
+    ]
+    env = environment()
+    print(run_script(sys.executable, "parts.py", arguments, env), end="")
+
+
+def run_against(folder: pathlib.Path, size: Size, training: Size) -> None:
+  """Compares with an older version: LongPPL by turns, then training steps."""
+  older = folder / "older"
+  commit = against.extract(_HERE.parent, _AGAINST.value, older)
+  trees = {"older": older, "present": _HERE.parent}
+  print(f"\nagainst {_AGAINST.value} ({commit[:12]}), present / older")
+  with contextlib.ExitStack() as stack:
+    workers = {
+      name: stack.enter_context(
+        against.worker(
+          pinned(
+            [
+              sys.executable,
+              str(_HERE / "worker.py"),
+              f"--n={size.n}",
+              *inputs(folder, size),
+            ]
+          ),
+          environment(PYTHONPATH=str(tree)),
         )
-    print_ratio(
-      f"{loss}: our peak memory / the reference's",
-      seconds(_OURS, loss, "peak_rss_mib")
-      / seconds(_STOCK, loss, "peak_rss_mib"),
-    )
-  ce = seconds(_OURS, "CE")
-  print_ratio(
-    "our LongCE / our CE, CPU", seconds(_OURS, "LongCE") / ce, at_most=1.5
-  )
-  print_ratio(
-    "our stored weights / our CE, CPU",
-    seconds(_OURS, "stored weights") / ce,
-    at_most=1.05,
-  )
-
-
-def median(results: Results, kind: str, value: str) -> float:
-  """Median over the pairs."""
-  return statistics.median(result[value] for result in results[kind])
-
-
-def print_values(results: Results) -> None:
-  """Prints every value, and the medians."""
-  for value, title in _VALUES.items():
-    for kind, runs in results.items():
-      if value in runs[0]:
-        values = "  ".join(f"{run[value]:.2f}" for run in runs)
-        print(
-          f"{title:<18}  {kind:<{len(_UNLOCKED)}}  "
-          f"median {median(results, kind, value):.2f}  of  {values}"
-        )
-
-
-def print_ratio(
-  title: str, ratio: float, *, at_least: float = 0.0, at_most: float = 0.0
-) -> None:
-  """Prints a ratio and, where it has an aim, whether that is met."""
-  verdict = ""
-  if at_least:
-    met = ratio >= at_least
-    verdict = f"aim: at least {at_least:g}: {'met' if met else 'MISSED'}"
-  if at_most:
-    met = ratio <= at_most
-    verdict = f"aim: at most {at_most:g}: {'met' if met else 'MISSED'}"
-  print(f"{title:<44}  {ratio:6.2f}  {verdict}")
-
-
-def print_ratios(results: Results, size: Size) -> None:
-  """Prints the ratios of the medians against their aims."""
-  ours = {value: median(results, _OURS, value) for value in _VALUES}
-  for kind, aim in ((_STOCK, 3.0), (_UNLOCKED, 1.4)):
-    if kind in results:
-      theirs = median(results, kind, "pass_s")
-      print_ratio(f"{kind} / ours, CPU", theirs / ours["pass_s"], at_least=aim)
-      print_ratio(
-        "  with our compilation",
-        theirs / (ours["pass_s"] + ours["compile_s"]),
       )
-  print_ratio(
-    "our peak memory / the reference's",
-    ours["peak_rss_mib"] / median(results, _STOCK, "peak_rss_mib"),
-    # At shorter documents it is mostly the weights.
-    at_most=0.5 if size.n >= 8000 else 0.0,
-  )
-  print_ratio(
-    "our LongPPL / our plain PPL, CPU",
-    ours["pass_s"] / ours["plain_s"],
-    at_most=3.5,
-  )
-
-
-def print_agreement(results: Results) -> None:
-  """Prints what both sides found."""
-  ours, theirs = (results[kind][0] for kind in (_OURS, _STOCK))
-  print(
-    f"key tokens: {ours['n_keys']} ours, {theirs['n_keys']} reference; "
-    f"PPL differs by {ours['ppl'] / theirs['ppl'] - 1:+.1e}",
-    end="",
-  )
-  if ours["longppl"] and theirs["longppl"]:
-    print(f", LongPPL by {ours['longppl'] / theirs['longppl'] - 1:+.1e}")
-  else:
-    print(f"; LongPPL {ours['longppl']} ours, {theirs['longppl']} reference")
+      for name, tree in trees.items()
+    }
+    ready, results = against.alternate(workers, _ROUNDS.value)
+  for name, tree in trees.items():
+    if not pathlib.Path(ready[name]["tree"]).is_relative_to(tree):
+      raise RuntimeError(f"the {name} tree was not measured: {ready[name]}")
+  for value in ("LongPPL", "LongPPL, wall", "long pass", "windows"):
+    tables.print_against(value, results, value)
+  steps: tables.Results = collections.defaultdict(list)
+  for _ in range(training.pairs):
+    for weights, loss in _LOSSES.items():
+      for name, tree in trees.items():
+        result = measure(
+          sys.executable,
+          str(tree / "bench" / "train_ours.py"),
+          folder,
+          training,
+          f"--weights={weights}",
+          PYTHONPATH=str(tree),
+        )
+        steps[f"{name}, {loss}"].append(result)
+  for loss in _LOSSES.values() if training.pairs else ():
+    pair = {name: steps[f"{name}, {loss}"] for name in trees}
+    tables.print_against(f"{loss} step", pair, "pass_s")
 
 
 def describe_processor() -> str:
@@ -323,31 +311,35 @@ def main(argv):
   ]
   training = dataclasses.replace(sizes[0], pairs=_TRAIN_PAIRS.value)
   sizes = [size for size in sizes if size.pairs]
-  pinned = "one core" if shutil.which("taskset") else "NOT pinned: no taskset"
+  where = "one core" if shutil.which("taskset") else "NOT pinned: no taskset"
   print(describe_processor())
   load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-  print(f"{pinned}, load before the start {load} (an idle machine: near 0)")
+  print(f"{where}, load before the start {load} (an idle machine: near 0)")
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     arguments = [f"--out={folder}", f"--gguf={_GGUF.value}"]
     arguments += [f"--n={n}" for n in {size.n for size in (*sizes, training)}]
     run_script(sys.executable, "prepare.py", arguments, environment())
+    if _ROUNDS.value:
+      print_parts(folder, training)
+    if _AGAINST.value and _ROUNDS.value:
+      run_against(folder, training, training)
     shim = build_shim(folder)
     for size in sizes:
       print(f"\nn={size.n}, K={size.short_len}, d={size.stride}", flush=True)
       results = run_pairs(folder, size, shim)
-      for kind in (_STOCK, _OURS):
+      for kind in (tables.STOCK, tables.OURS):
         print(f"{kind}: {results[kind][0]['versions']}")
-      print_values(results)
-      print_ratios(results, size)
-      print_agreement(results)
+      tables.print_values(results)
+      tables.print_ratios(results, size.n)
+      tables.print_agreement(results)
     if training.pairs:
       print(
         f"\ntraining step, n={training.n}, K={training.short_len}, "
         f"d={training.stride}",
         flush=True,
       )
-      print_training_ratios(run_training(folder, training, shim))
+      tables.print_training_ratios(run_training(folder, training, shim))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class SafetensorsSource:
     if self._file != file:
       self._handle = None  # Its pages go before the next come.
       path = self._folder / file
-      foreign_files.refuse_pointer(path)
+      foreign_files.require_content(path)
       try:
         self._handle = safetensors.safe_open(path, framework="numpy")
       except safetensors.SafetensorError as error:

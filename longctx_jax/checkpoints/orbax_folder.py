@@ -23,7 +23,7 @@ from longctx_jax.checkpoints import export, folder_files, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, partition
 from longctx_jax.model.config import ModelConfig
-from longctx_jax.runtime import foreign_files, settings
+from longctx_jax.runtime import failures, foreign_files, settings
 
 _RECORD = "longctx_jax.json"
 _PARAMS = "params"
@@ -126,7 +126,11 @@ def load_parameters(
       nnx.to_flat_state(params), shapes, strict=True
     )
   ]
-  with ocp.StandardCheckpointer() as checkpointer:
+  remedy = "convert the checkpoint again"
+  with (
+    failures.restoring(folder / _PARAMS, remedy=remedy),
+    ocp.StandardCheckpointer() as checkpointer,
+  ):
     arrays = checkpointer.restore(
       folder.resolve() / _PARAMS,
       nnx.to_pure_dict(nnx.from_flat_state(target)),

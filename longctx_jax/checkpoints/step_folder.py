@@ -19,10 +19,14 @@ from longctx_jax.checkpoints import folder_files
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import parameters, partition
 from longctx_jax.model.config import ModelConfig
-from longctx_jax.runtime import settings
+from longctx_jax.runtime import failures, settings
 
 FACTS = "model"
 STATE, META = "state", "meta"
+DAMAGED = (
+  "take another checkpoint; where this one is removed, the run goes on from "
+  "the one before"
+)
 _PARAMS, _VALUE = "params.", ".value"
 
 
@@ -92,7 +96,10 @@ def read_arrays(
   """Reads arrays of a checkpoint by name, onto the shardings of the targets."""
   import orbax.checkpoint as ocp
 
-  with ocp.PyTreeCheckpointer() as checkpointer:
+  with (
+    failures.restoring(folder, remedy=DAMAGED),
+    ocp.PyTreeCheckpointer() as checkpointer,
+  ):
     return checkpointer.restore(
       folder.resolve() / STATE,
       args=ocp.args.PyTreeRestore(

@@ -48,11 +48,6 @@ def of_model(model: Mapping[str, Any]) -> dict[str, Any]:
   return settings.flatten(facts, prefix="model.")
 
 
-def numerics() -> int:
-  """A number that is raised whenever a result may change beyond rounding."""
-  return 1
-
-
 def keys_sha256(keys: KeyTokens) -> str:
   """Hash of all that a model under test is told of a document.
 

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 from longctx_jax.evaluation import identity
 from longctx_jax.evaluation.documents import DocumentResult
+from longctx_jax.key_tokens import manifest as manifest_lib
 from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.paper import intervals, spans
@@ -318,7 +319,10 @@ class Evaluation:
     self.self_evaluated = "checksum" in same or has_evaluators_name(
       manifest, scorer.model.name
     )
-    self._same_pass = len(same) == len(identity.MODEL)
+    self._same_pass = (
+      len(same) == len(identity.MODEL)
+      and manifest.numerics == manifest_lib.NUMERICS
+    )
 
   def check_bos(self, texts: Iterable[str]) -> None:
     """See `protocol.check_bos`; to be called before anything is evaluated."""

@@ -241,11 +241,14 @@ class ModelResult:
     elif self.longppl is not None:
       interval = f" (no interval: {label})"
     why = f" ({self.reason})" if self.reason else ""
+    read, left_out = self.n_documents_read, ""
+    if read is not None and read < self.n_documents:
+      left_out = f"  {read:,} of {self.n_documents:,} documents"
     return (
       f"LongPPL {number(self.longppl)}{interval}{why}  PPL {number(self.ppl)}  "
       f"keys {n_keys:,} in {n_regions:,} regions  "
       f"coverage {number(self.key_coverage)}  {self.protocol}"
-      f"{'  self-evaluated' if self.self_evaluated else ''}"
+      f"{'  self-evaluated' if self.self_evaluated else ''}{left_out}"
     )
 
 
@@ -298,7 +301,9 @@ def summarise(
   n_keys, n_bytes = total("n_key_tokens"), total("n_bytes")
   key_chars, n_chars = total("key_chars"), total("n_chars")
   reasons = [d.reason for d in documents if d.reason]
-  near = [one.get("n_near_threshold") for one in scores if one]
+  # A document that was not scored has no scores, or nulls in their place.
+  scored = [one for one in scores if one.get("n_key_tokens") is not None]
+  near = [one.get("n_near_threshold") for one in scored]
   return ModelResult(
     reason="" if n_keys else _commonest(reasons),
     longppl=perplexity.perplexity(key_nll_sum, n_keys),

@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 from longctx_jax.evaluation import (
   caveats,
   files,
-  identity,
   passes,
   results,
 )
@@ -24,6 +23,7 @@ from longctx_jax.evaluation.files import Line
 from longctx_jax.evaluation.foreign import ForeignLogProbs, evaluate_log_probs
 from longctx_jax.evaluation.matched import Matched
 from longctx_jax.evaluation.results import ModelResult
+from longctx_jax.key_tokens import manifest as manifest_lib
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
@@ -250,7 +250,7 @@ def _evaluate_model(
     "max_length": run.max_length,
     "over_length": config.data.over_length,
     "per_token": config.eval.per_token,
-    "numerics": identity.numerics(),
+    "numerics": manifest_lib.NUMERICS,
   }
   with files.open_ledger(
     workdir, candidate.name, made_with, overwrite=overwrite

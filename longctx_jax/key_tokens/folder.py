@@ -12,7 +12,6 @@ import itertools
 import json
 import pathlib
 import re
-import uuid
 
 from longctx_jax.key_tokens import parts as parts_lib
 from longctx_jax.key_tokens.manifest import Manifest
@@ -52,18 +51,23 @@ def old_manifest_path(folder: pathlib.Path) -> pathlib.Path:
 
 
 def part_path(
-  folder: pathlib.Path, *, generation: int, shard: int, number: int
+  folder: pathlib.Path,
+  *,
+  generation: int,
+  shard: int,
+  attempt: str,
+  number: int,
 ) -> pathlib.Path:
-  """A part's path, which no other process has."""
-  attempt = uuid.uuid4().hex[:8]
+  """A part's path; with 8 random hex digits as attempt nobody else's."""
   return folder / (
     f"part-{generation:05d}-{shard:05d}-{attempt}-{number:05d}.parquet"
   )
 
 
 def parts(folder: pathlib.Path) -> dict[pathlib.Path, int]:
-  """The parts, each with its generation."""
-  matches = {path: _PART.fullmatch(path.name) for path in folder.iterdir()}
+  """The parts, each with its generation; none where there is no folder."""
+  inside = folder.iterdir() if folder.is_dir() else ()
+  matches = {path: _PART.fullmatch(path.name) for path in inside}
   return {path: int(m[1] or 0) for path, m in sorted(matches.items()) if m}
 
 
@@ -117,7 +121,7 @@ def read_manifest(folder: pathlib.Path) -> Manifest | None:
           "--overwrite."
         ) from error
       return Manifest.from_json(fields, where=path)
-  for path in parts(folder) if folder.is_dir() else ():
+  for path in parts(folder):
     fields = parts_lib.read_manifest(path)
     if fields is not None:
       return Manifest.from_json(fields, where=path)

@@ -199,9 +199,13 @@ def row_key_tokens(table: pa.Table, row: int, manifest: Manifest) -> KeyTokens:
     for name in _ARRAYS
   }
   start, end = arrays.pop("token_start"), arrays.pop("token_end")
+  scores = {name: values.pop(name) for name in score_names}
+  if all(value is None for value in scores.values()):
+    # Nothing was scored: nulls are there for the sake of other rows.
+    scores = {}
   return record.make_key_tokens(
     **{name: values.pop(name) for name in _FIELDS},
-    scores={name: values.pop(name) for name in score_names},
+    scores=scores,
     columns=values,
     offsets=None if start is None else np.stack([start, end], axis=1),
     **arrays,

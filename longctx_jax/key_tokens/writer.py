@@ -11,6 +11,8 @@ import json
 import os
 import pathlib
 import re
+import shutil
+import uuid
 from collections.abc import Collection, Iterable, Iterator
 
 from absl import logging
@@ -42,6 +44,7 @@ class StoreWriter:
   shard: Shard
   done: dict[str, str]
   _generation: int
+  _attempt: str
   _next_part: int = 0
 
   def is_done(self, doc_id: str, text_sha256: str) -> bool:
@@ -77,6 +80,7 @@ class StoreWriter:
       self.folder,
       generation=self._generation,
       shard=self.shard.index,
+      attempt=self._attempt,
       number=self._next_part,
     )
     with files.appearing(path, scratch=self.folder.parent) as file:
@@ -129,7 +133,7 @@ def open_writer(
       with both values.
   """
   folder = pathlib.Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
+  folder.parent.mkdir(parents=True, exist_ok=True)
   with _gate(folder):
     if overwrite:
       _empty(folder)
@@ -159,6 +163,7 @@ def open_writer(
     if not path.exists():
       text = json.dumps(manifest.to_json(), indent=2, allow_nan=False)
       files.write_text(path, text + "\n")
+    folder.mkdir(exist_ok=True)
     folder_lib.old_manifest_path(folder).unlink(missing_ok=True)
     rows = folder_lib.read_rows(folder)
   return StoreWriter(
@@ -167,6 +172,7 @@ def open_writer(
     shard,
     {r.doc_id: r.text_sha256 for r in rows.by_id.values() if _is_done(r)},
     rows.generation + 1,
+    uuid.uuid4().hex[:8],
   )
 
 
@@ -209,11 +215,13 @@ def _is_done(row: StoredRow | KeyTokens) -> bool:
 
 
 def _empty(folder: pathlib.Path) -> None:
-  # Manifest first: a half-emptied store must not look like a whole one.
+  """Removes a store at once: half of one would look like a whole one."""
+  aside = f".removed-{folder.name}"
+  if folder.exists():
+    os.replace(folder, folder.with_name(f"{aside}-{uuid.uuid4().hex[:8]}"))
   folder_lib.manifest_path(folder).unlink(missing_ok=True)
-  folder_lib.old_manifest_path(folder).unlink(missing_ok=True)
-  for path in folder_lib.parts(folder):
-    path.unlink()
+  for path in folder.parent.glob(f"{aside}-*"):
+    shutil.rmtree(path)
 
 
 def _remove_leftovers(folder: pathlib.Path, shard: Shard) -> None:

@@ -3,6 +3,8 @@
 Doors, for other rooms:
   config: the facts of a model
   loaded: a model ready to score, and its tokenizer
+  attention: one entry point, plain attention as its oracle, a choice
+  attention_spec: what a query sees, for all backends
   rope: rotary embeddings: a table of frequencies per type
   defaults: what a machine does best, where a config leaves it open
   log_probs: log-probs of targets, without logits of all positions
@@ -13,14 +15,14 @@ Doors, for other rooms:
 
 Inside:
   transformer, layers, moe: the network
-  attention: one entry point, plain attention as its oracle, a choice
-  attention_spec: what a query sees, for all backends
   backends: attention, one module for each kind of machine
 """
 
 __all__ = [
   "config",
   "loaded",
+  "attention",
+  "attention_spec",
   "rope",
   "defaults",
   "log_probs",

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from longctx_jax.model import sharding
 from longctx_jax.model.config import ModelConfig
 
 ACTIVATIONS = {
@@ -23,6 +24,38 @@ def _along_last(
 ) -> Float[Array, "*R D"]:
   """The vector with as many axes as x: no rank is promoted silently."""
   return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
+
+
+@jax.custom_vjp
+def _bfloat16_product(
+  x: Float[Array, "*S I"], kernel: Float[Array, "I O"]
+) -> Float[Array, "*S O"]:
+  """x @ kernel, summed in float32 and rounded once; so are its gradients.
+
+  A CPU's bfloat16 units give float32: a product that is to give bfloat16 is
+  computed without them.
+  """
+  product = jnp.dot(x, kernel, preferred_element_type=jnp.float32)
+  return product.astype(x.dtype)
+
+
+def _bfloat16_product_forward(
+  x: Float[Array, "*S I"], kernel: Float[Array, "I O"]
+) -> tuple[Array, tuple[Array, Array]]:
+  return _bfloat16_product(x, kernel), (x, kernel)
+
+
+def _bfloat16_product_backward(
+  saved: tuple[Array, Array], d_out: Float[Array, "*S O"]
+) -> tuple[Array, Array]:
+  x, kernel = saved
+  d_kernel = jnp.einsum(
+    "...i,...o->io", x, d_out, preferred_element_type=jnp.float32
+  )
+  return _bfloat16_product(d_out, kernel.T), d_kernel.astype(kernel.dtype)
+
+
+_bfloat16_product.defvjp(_bfloat16_product_forward, _bfloat16_product_backward)
 
 
 class RMSNorm(nnx.Module):
@@ -58,7 +91,12 @@ class Linear(nnx.Module):
 
   def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
     """Maps the last axis."""
-    x = x @ self.kernel[...]
+    kernel = self.kernel[...]
+    # Elsewhere a result in float32 would double what is written.
+    if x.dtype == kernel.dtype == jnp.bfloat16 and sharding.on_cpu():
+      x = _bfloat16_product(x, kernel)
+    else:
+      x = x @ kernel
     return x + _along_last(self.bias[...], x) if self.has_bias else x
 
 

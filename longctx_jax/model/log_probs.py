@@ -89,15 +89,18 @@ def _log_normaliser(
     block: Float[Array, "s b D"],
   ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     highest, total = carry
+    # One plain product: with the shards as an axis of it, the head would be
+    # copied into another layout. The shards stay apart, as the outer part.
+    block = block.reshape(-1, dim)
     logits = soft_cap(
       jnp.einsum(
-        "btd,svd->btsv", hidden, block, preferred_element_type=jnp.float32
+        "btd,vd->btv", hidden, block, preferred_element_type=jnp.float32
       ),
       softcap,
     )
-    new_highest = jnp.maximum(highest, logits.max((2, 3)))
+    new_highest = jnp.maximum(highest, logits.max(2))
     total = total * jnp.exp(highest - new_highest)
-    total += jnp.exp(logits - new_highest[..., None, None]).sum((2, 3))
+    total += jnp.exp(logits - new_highest[..., None]).sum(2)
     return new_highest, total
 
   num_blocks = head.shape[1] // _VOCAB_BLOCK

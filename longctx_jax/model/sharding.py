@@ -118,3 +118,11 @@ def batch_axis_size() -> int:
   """Shards of a batch on the mesh in use; 1 without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
   return 1 if mesh.empty else batch_ways(mesh)
+
+
+def on_cpu() -> bool:
+  """Whether the mesh in use, or without one this machine, is of CPUs."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.abstract_device is None:
+    return jax.default_backend() == "cpu"
+  return mesh.abstract_device.device_kind == "cpu"

@@ -33,6 +33,7 @@ _REMEDIES = (
   (PermissionError, "this user may not, change its mode or take another"),
 )
 _LENGTH = 600  # characters of a sentence
+_REASON = 200  # characters of what a library says
 
 
 @contextlib.contextmanager
@@ -65,6 +66,32 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
       raise
     raise ValueError(
       f"{path} is damaged, or of another kind: {_line(error)}"
+    ) from error
+
+
+@contextlib.contextmanager
+def restoring(folder: str | os.PathLike[str], *, remedy: str) -> Iterator[None]:
+  """Names the folder in what a library says of arrays that it can't read.
+
+  Damage comes up as errors of any class, some pages long.
+
+  Args:
+    folder: where the arrays are.
+    remedy: what to do, a sentence.
+
+  Raises:
+    ValueError: in place of it.
+  """
+  try:
+    yield
+  except MemoryError:
+    raise
+  except Exception as error:
+    if "RESOURCE_EXHAUSTED" in str(error):
+      raise
+    reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+    raise ValueError(
+      f"{folder} is damaged, or not whole: {remedy}. {reason[:_REASON]}"
     ) from error
 
 

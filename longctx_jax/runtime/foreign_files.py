@@ -16,7 +16,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     ValueError: for a pointer in place of the file, text that is no JSON or no
       object, or a field that stands twice: it could be read in two ways.
   """
-  refuse_pointer(path)
+  require_content(path)
 
   def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
@@ -36,14 +36,22 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   return found
 
 
-def refuse_pointer(path: pathlib.Path) -> None:
-  """Raises ValueError where git left a pointer in place of the file."""
+def require_content(path: pathlib.Path) -> None:
+  """Raises ValueError for an empty file, or git's pointer in place of one."""
   with path.open("rb") as file:
-    refuse_pointer_in(file.read(len(_POINTER)), path)
+    head = file.read(len(_POINTER))
+  if not head:
+    raise ValueError(f"{path} is empty: copy it once more")
+  refuse_pointer_in(head, path)
 
 
 def refuse_pointer_in(head: bytes, path: object) -> None:
-  """As `refuse_pointer`, of a file whose first bytes are known."""
+  """Raises ValueError where a file's first bytes are those of a pointer.
+
+  Args:
+    head: at least 23 bytes of it.
+    path: of the file, for the message.
+  """
   if head.startswith(_POINTER):
     raise ValueError(
       f"{path} is a git-lfs pointer, not the file itself: run `git lfs pull` "

@@ -17,7 +17,11 @@ from absl import logging
 from longctx_jax.key_tokens.manifest import OVER_LENGTH, PROTOCOLS
 from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer as scorer_lib
-from longctx_jax.text.tokenizer import OffsetsUnusable, TextTokenizer
+from longctx_jax.text.tokenizer import (
+  NotEmbedded,
+  OffsetsUnusable,
+  TextTokenizer,
+)
 
 # The check that a model can do without its BOS: targets, those left out at the
 # start, where every model lacks context, and nats.
@@ -111,6 +115,9 @@ def prepare(
     )
   except OffsetsUnusable:
     return unscorable("unusable_offsets")
+  except NotEmbedded as error:
+    logging.warning("a text cannot be read: %s", error)
+    return unscorable("failed")
   ids, offsets = encoding.ids, encoding.offsets
   prefix_len = 0
   if protocol == "strict" and tokenizer.leading_bos is not None:
@@ -200,7 +207,7 @@ def check_bos(scorer: scorer_lib.Scorer, texts: Iterable[str]) -> None:
   for text in texts:
     try:
       ids = tokenizer.encode(text, add_special_tokens=False).ids
-    except OffsetsUnusable:
+    except (OffsetsUnusable, NotEmbedded):
       continue
     bare = max(bare, ids, key=len)
     if len(bare) > _BOS_CHECK_TARGETS:

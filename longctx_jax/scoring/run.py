@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import time
@@ -15,6 +16,7 @@ from longctx_jax.key_tokens import writer as writer_lib
 from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.runtime import files
 from longctx_jax.runtime.progress import Progress
 from longctx_jax.runtime.shards import WHOLE, Shard
 from longctx_jax.scoring import finder as finder_lib
@@ -66,18 +68,26 @@ def score_corpus(
     raise ValueError("no evaluator is named: give the model to score with")
   folder = pathlib.Path(workdir) / "key_tokens"
   _survey(corpus)
-  if folder.exists():
-    # Whoever comes second hears of it before a model is loaded.
-    with writer_lib.claimed(folder, shard):
-      pass
-  model = evaluator or setup.load_model(config, config.evaluator)
-  documents = setup.cut_corpus(config, corpus, model)
-  manifest = _manifest_of(config, model, documents)
-  if config.data.over_length == "error":
-    # The one policy that stops a run does so before anything is scored.
-    for document in documents:
-      finder_lib.prepare(document, model.tokenizer, manifest)
-  with writer_lib.claimed(folder, shard):
+  with contextlib.ExitStack() as held:
+    is_new = not folder.exists()
+    if not is_new:
+      # Whoever comes second hears of it before a model is loaded.
+      held.enter_context(writer_lib.claimed(folder, shard))
+    model = evaluator or setup.load_model(config, config.evaluator)
+    documents = setup.cut_corpus(config, corpus, model)
+    manifest = _manifest_of(config, model, documents)
+    if config.data.over_length == "error":
+      # The one policy that stops a run does so before anything is scored.
+      for document in documents:
+        finder_lib.prepare(document, model.tokenizer, manifest)
+    if is_new:
+      # Not before: a run that is refused leaves no folder.
+      held.enter_context(writer_lib.claimed(folder, shard))
+      if overwrite and folder.exists():
+        raise files.InUse(
+          f"another process has scored into {folder} since this one began: "
+          "--overwrite would remove what nobody has seen"
+        )
     writer = writer_lib.open_writer(
       folder, manifest, shard=shard, overwrite=overwrite
     )

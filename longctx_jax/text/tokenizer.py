@@ -33,6 +33,10 @@ class OffsetsUnusable(ValueError):
   """No offsets can be proved for a text; names tokenizer and token."""
 
 
+class NotEmbedded(ValueError):
+  """A text uses an id that the model has no embedding for; names both."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Encoding:
   """Token ids and the characters that each covers.
@@ -99,7 +103,10 @@ class TextTokenizer:
     file = folder / "tokenizer.json"
     if file.exists():
       found = cls(tokenizer_files.read(file), name=str(path))
-      found._compare_bos(*tokenizer_files.added_bos(folder))
+      bos = found.leading_bos
+      tokenizer_files.compare_bos(
+        folder, "" if bos is None else str(found._piece(bos))
+      )
       return found
     tokenizer_files.require_reader(folder)
     import transformers  # Takes seconds, and is needed nowhere else.
@@ -119,7 +126,7 @@ class TextTokenizer:
       embeddings: rows of the model's embedding.
 
     Raises:
-      ValueError: where the BOS, which begins every text, has none.
+      NotEmbedded: where the BOS, which begins every text, has none.
     """
     self._embeddings = embeddings
     if self.vocab_size > embeddings:
@@ -136,25 +143,11 @@ class TextTokenizer:
   def _require_embedded(self, ids: np.ndarray) -> None:
     if self._embeddings and len(ids) and ids.max() >= self._embeddings:
       at = int(ids.argmax())
-      raise ValueError(
+      raise NotEmbedded(
         f"{self._who}: token {at}, {self._piece(int(ids[at]))!r}, has id "
         f"{ids[at]}, and the model {self._embeddings} embeddings: leave it out "
         "of the text, or give the tokenizer that belongs to the model"
       )
-
-  def _compare_bos(self, stated: bool | None, token: str) -> None:
-    """Says where tokenizer_config.json and the post-processor disagree."""
-    added = self.leading_bos is not None
-    if stated is None or bool(stated) == added or not (token or added):
-      return
-    logging.warning(
-      "%s: tokenizer_config.json says add_bos_token=%s, and the post-processor "
-      "of tokenizer.json adds %s: it is followed, as transformers 5 does. For "
-      "the other, change its post_processor",
-      self.name,
-      str(bool(stated)).lower(),
-      repr(self._piece(self.leading_bos)) if added else "no BOS",
-    )
 
   def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
     """Tokenizes a text.
@@ -165,7 +158,7 @@ class TextTokenizer:
 
     Raises:
       OffsetsUnusable: where no offsets can be proved.
-      ValueError: for an id that the model has no embedding for.
+      NotEmbedded: for an id that the model has no embedding for.
       UnicodeEncodeError: at a lone surrogate, naming its position.
     """
     text.encode()  # The backend's own complaint does not say where.

@@ -6,6 +6,7 @@ import pathlib
 from importlib.util import find_spec
 
 import tokenizers
+from absl import logging
 
 from longctx_jax.runtime import foreign_files
 
@@ -59,7 +60,7 @@ def read(path: pathlib.Path) -> tokenizers.Tokenizer:
   Raises:
     ValueError: for a damaged file, or a pointer in place of it.
   """
-  foreign_files.refuse_pointer(path)
+  foreign_files.require_content(path)
   try:
     return tokenizers.Tokenizer.from_file(str(path))
   except Exception as error:  # The library raises nothing narrower.
@@ -95,14 +96,27 @@ def require_reader(folder: pathlib.Path) -> None:
     )
 
 
-def added_bos(folder: pathlib.Path) -> tuple[bool | None, str]:
-  """What tokenizer_config.json says: whether a BOS is added, and its text.
+def compare_bos(folder: pathlib.Path, added: str) -> None:
+  """Says where tokenizer_config.json and the post-processor disagree.
+
+  Args:
+    folder: of the tokenizer.
+    added: the BOS that the post-processor puts first; "" is none.
 
   Raises:
-    ValueError: for a file that cannot be read.
+    ValueError: for a tokenizer_config.json that cannot be read.
   """
   path = folder / "tokenizer_config.json"
   fields = foreign_files.read_json(path) if path.is_file() else {}
-  token = fields.get("bos_token")
-  token = token.get("content") if isinstance(token, dict) else token
-  return fields.get("add_bos_token"), token or ""
+  stated = fields.get("add_bos_token")
+  if stated is None or bool(stated) == bool(added):
+    return
+  if added or fields.get("bos_token"):
+    logging.warning(
+      "%s says add_bos_token=%s, and the post-processor of tokenizer.json adds "
+      "%s: it is followed, as transformers 5 does. For the other, change its "
+      "post_processor",
+      path,
+      str(bool(stated)).lower(),
+      repr(added) if added else "no BOS",
+    )

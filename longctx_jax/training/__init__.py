@@ -5,6 +5,7 @@ Doors, for other rooms:
   program: the compiled step; the jit is there
   losses: weighted likelihood losses, and which weights targets carry
   step: one pure training step
+  losses: weighted likelihood losses
   state: what a run carries from step to step
   optimizer: AdamW, schedule, clipping
   rows: documents packed into rows of a fixed length
@@ -15,6 +16,7 @@ Inside:
   start: where a run begins, or goes on
   workdir: the folder of a run
   inventory: what the data holds, and what is odd about it
+  head_sweep: log-probs, weights and gradients of the output head at once
   data: batches of shuffled rows, exact to resume
   stored_weights: weights from a key-token store
   context: another RoPE table for the same weights

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from longctx_jax.checkpoints import step_folder
-from longctx_jax.runtime import progress, settings
+from longctx_jax.runtime import failures, progress, settings
 
 _STATE, _META = step_folder.STATE, step_folder.META
 
@@ -84,9 +84,11 @@ class Checkpoints:
 
   def read_meta(self, step: int) -> dict[str, Any]:
     """What was saved beside the arrays: `data` and `settings`."""
-    return self._manager.restore(
-      step, args=ocp.args.Composite(**{_META: ocp.args.JsonRestore()})
-    )[_META]
+    folder = self._folder / str(step)
+    with failures.restoring(folder, remedy=step_folder.DAMAGED):
+      return self._manager.restore(
+        step, args=ocp.args.Composite(**{_META: ocp.args.JsonRestore()})
+      )[_META]
 
   def restore(self, step: int, like: Any, *, partial: bool = False) -> Any:
     """Reads the state onto the shardings of `like`, whatever wrote it.

@@ -1,8 +1,7 @@
 """Weighted likelihood losses. Each returns (sum, count); the caller divides.
 
-The fused ones start from hidden states. The weight of a target depends on its
-own log-prob alone, so one sweep over the output head gives log-probs, weights
-and gradients: three products with the head, and [B, T, V] never exists.
+The fused ones start from hidden states and take one sweep over the output head,
+see `head_sweep`.
 """
 
 from __future__ import annotations
@@ -10,17 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from longctx_jax.model import log_probs, sharding
 from longctx_jax.paper import contrast
 from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.paper.windows import Windows
+from longctx_jax.training import head_sweep
 
 WEIGHTS = ("none", "live", "stored")
 
@@ -173,7 +170,7 @@ def fused_weighted_nll(
     (targets whose weight is gamma), `key` (key tokens) and `key_nll`.
   """
   loss_mask = loss_mask.astype(bool)
-  total, log_p, weights = _sweep(
+  total, log_p, weights = head_sweep.sweep(
     _given, softcap, chunk, hidden, head, targets, loss_mask, (weights,)
   )
   nowhere = jnp.zeros_like(loss_mask)
@@ -219,7 +216,7 @@ def fused_longce(
   """
   loss_mask = loss_mask.astype(bool)
   weigh = functools.partial(contrast.longce_weights, gamma=gamma, floor=floor)
-  total, log_p, weights = _sweep(
+  total, log_p, weights = head_sweep.sweep(
     weigh,
     softcap,
     chunk,
@@ -265,121 +262,3 @@ def _sums(
     "key": _count(key),
     "key_nll": -jnp.sum(jnp.where(key, log_p, 0.0)),
   }
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _sweep(
-  weigh: Callable[..., Array],
-  softcap: float,
-  chunk: int,
-  hidden: Float[Array, "B T D"],
-  head: Float[Array, "V D"],
-  targets: Int[Array, "B T"],
-  loss_mask: Bool[Array, "B T"],
-  columns: tuple[Array, ...],
-) -> tuple[Array, Array, Array]:
-  """(sum_t w_t * -log p_t, log p [B, T], w [B, T]), w = weigh(log p, *columns).
-
-  Weights are 0 where there is no loss. The gradient is that of the sum alone,
-  at fixed weights.
-  """
-  log_p = log_probs.target_log_probs(
-    hidden, head, targets, softcap=softcap, chunk=chunk
-  )
-  weights = jnp.where(loss_mask, weigh(log_p, *columns), 0.0)
-  return -jnp.sum(jnp.where(loss_mask, weights * log_p, 0.0)), log_p, weights
-
-
-def _sweep_forward(
-  weigh: Callable[..., Array],
-  softcap: float,
-  chunk: int,
-  hidden: Float[Array, "B T D"],
-  head: Float[Array, "V D"],
-  targets: Int[Array, "B T"],
-  loss_mask: Bool[Array, "B T"],
-  columns: tuple[Array, ...],
-) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-  """The sweep with, as what the backward pass needs, the gradients."""
-  batch, length, dim = hidden.shape
-  chunk = min(chunk, length)
-  # Each shard of the batch sums the head's gradient by itself: one reduction
-  # at the end in place of one per chunk. Likewise the head is gathered once.
-  ways = sharding.batch_axis_size()
-  shards = ways if batch % ways == 0 else 1
-  rows = sharding.BATCH_AXES if shards > 1 else None
-  gathered = sharding.constrain(head, "tensor", None)
-
-  def split(x: Array) -> Array:
-    """[B, T, ...] -> [chunks, B, chunk, ...]."""
-    x = jnp.pad(x, ((0, 0), (0, -length % chunk), *((0, 0),) * (x.ndim - 2)))
-    return x.reshape(batch, -1, chunk, *x.shape[2:]).swapaxes(0, 1)
-
-  def join(x: Array) -> Array:
-    return x.swapaxes(0, 1).reshape(batch, -1, *x.shape[3:])[:, :length]
-
-  def of_chunk(
-    d_head: Float[Array, "S V D"], xs: tuple[Any, ...]
-  ) -> tuple[Array, tuple[Array, Array, Array]]:
-    hidden, targets, loss_mask, columns = xs
-    logits = log_probs.soft_cap(
-      jnp.einsum(
-        "btd,vd->btv", hidden, gathered, preferred_element_type=jnp.float32
-      ),
-      softcap,
-    )
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
-    vocabulary = jnp.arange(head.shape[0]).reshape(1, 1, -1)
-    is_target = vocabulary == targets[..., None]
-    log_p = jnp.where(is_target, logits, 0.0).sum(-1) - normaliser
-    weights = jnp.where(loss_mask, weigh(log_p, *columns), 0.0)
-    d_logits = jnp.exp(logits - normaliser[..., None]) - is_target
-    d_logits *= weights[..., None]
-    if softcap:
-      d_logits *= 1.0 - (logits / softcap) ** 2
-    d_logits = d_logits.astype(hidden.dtype)
-    d_hidden = jnp.einsum(
-      "btv,vd->btd", d_logits, gathered, preferred_element_type=jnp.float32
-    )
-    d_head += jnp.einsum(
-      "sbtv,sbtd->svd",
-      d_logits.reshape(shards, -1, *d_logits.shape[1:]),
-      hidden.reshape(shards, -1, *hidden.shape[1:]),
-      preferred_element_type=jnp.float32,
-    )
-    d_head = sharding.constrain(d_head, rows, "tensor", None)
-    return d_head, (log_p, weights, d_hidden.astype(hidden.dtype))
-
-  start = jnp.zeros((shards, *head.shape), jnp.float32)
-  d_head, outs = jax.lax.scan(
-    of_chunk,
-    sharding.constrain(start, rows, "tensor", None),
-    jax.tree.map(split, (hidden, targets, loss_mask, columns)),
-  )
-  log_p, weights, d_hidden = jax.tree.map(join, outs)
-  d_head = sharding.constrain(d_head.sum(0), "tensor", "fsdp")
-  total = -jnp.sum(jnp.where(loss_mask, weights * log_p, 0.0))
-  # An empty array carries the head's dtype.
-  saved = d_hidden, d_head, jnp.zeros(0, head.dtype)
-  return (total, log_p, weights), saved
-
-
-def _sweep_backward(
-  weigh: Callable[..., Array],
-  softcap: float,
-  chunk: int,
-  saved: tuple[Array, Array, Array],
-  cotangents: tuple[Array, Array, Array],
-) -> tuple[Array | None, ...]:
-  d_hidden, d_head, like_head = saved
-  d_total = cotangents[0]
-  return (
-    (d_hidden * d_total).astype(d_hidden.dtype),
-    (d_head * d_total).astype(like_head.dtype),
-    None,
-    None,
-    None,
-  )
-
-
-_sweep.defvjp(_sweep_forward, _sweep_backward)

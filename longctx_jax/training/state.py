@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
 
 from longctx_jax.model import parameters, partition
 from longctx_jax.model.config import ModelConfig
@@ -28,12 +27,12 @@ class TrainState:
   """State of training; a pytree.
 
   Attributes:
-    step: updates done, int32.
+    step: updates done, int32 []; or, as all leaves, a shape or a sharding.
     params: float32 master parameters of a `Transformer`.
     opt_state: of the optimizer.
   """
 
-  step: Int[Array, ""]
+  step: Any
   params: nnx.State
   opt_state: optax.OptState
 

@@ -84,10 +84,7 @@ class StoredWeights:
   @property
   def facts(self) -> dict[str, Any]:
     """What the weights depend on beside the settings of the loss."""
-    known = self.manifest.identity()
-    for name in dataclasses.asdict(self.manifest.thresholds):
-      known.pop(name, None)  # Those of the loss are in use.
-    return settings.flatten({"weights": known})
+    return settings.flatten({"weights": self.manifest.identity()})
 
   def of(self, doc_id: str, offsets: np.ndarray) -> np.ndarray:
     """Weights of a chunk's targets.

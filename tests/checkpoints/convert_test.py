@@ -95,6 +95,20 @@ def test_parameters_of_another_model_are_refused(tmp_path, mesh):
     loading.load_model(target, mesh=mesh)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+  "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+def test_a_damaged_orbax_folder_is_named(tmp_path, mesh):
+  testing.RandomSource(testing.tiny_config(), seed=0).save(tmp_path / "in")
+  target = tmp_path / "orbax"
+  convert.convert(str(tmp_path / "in"), str(target), fmt="orbax")
+  for path in (target / "params" / "d").iterdir():
+    path.write_bytes(path.read_bytes()[:50])
+  with pytest.raises(ValueError, match="orbax/params is damaged.*: convert"):
+    loading.load_model(target, mesh=mesh)
+
+
 def test_an_orbax_folder_is_converted_to_a_stated_dtype(tmp_path):
   save(tmp_path / "in")
   for source, target, fmt, dtype in (

@@ -305,13 +305,14 @@ def test_an_adapter_is_named(tmp_path):
 @pytest.mark.parametrize(
   ("file", "content", "message"),
   [
-    ("model.safetensors", b"", "model.safetensors cannot be read.*0 bytes"),
+    ("model.safetensors", b"", "model.safetensors is empty"),
+    ("model.safetensors", 0.01, "model.safetensors cannot be read.*not all"),
     ("model.safetensors", 0.5, "model.safetensors cannot be read.*not all"),
     ("model.safetensors", POINTER, "model.safetensors is a git-lfs pointer"),
-    ("config.json", b"", "config.json cannot be read"),
+    ("config.json", b"", "config.json is empty"),
     ("config.json", 0.5, "config.json cannot be read"),
     ("config.json", POINTER, "config.json is a git-lfs pointer"),
-    ("model.safetensors.index.json", 0.0, "index.json cannot be read"),
+    ("model.safetensors.index.json", b"{", "index.json cannot be read"),
     ("model.safetensors.index.json", POINTER, "index.json is a git-lfs"),
     ("model.safetensors.index.json", b"{}", "index.json has no weight_map"),
     ("tokenizer.json", 0.5, "tokenizer.json cannot be read"),
@@ -327,6 +328,16 @@ def test_a_damaged_file_is_named(folder, file, content, message):
   path.write_bytes(content)
   with refuses(message):
     loading.load_model(folder)
+
+
+@pytest.mark.parametrize(
+  ("content", "message"),
+  [(b"", "m.gguf is empty"), (POINTER, "m.gguf is a git-lfs pointer")],
+)
+def test_a_gguf_file_that_is_none_is_named(tmp_path, content, message):
+  (tmp_path / "m.gguf").write_bytes(content)
+  with refuses(message):
+    loading.load_model(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize(
@@ -517,4 +528,4 @@ def test_slow_reading_says_that_it_goes_on(folder, mesh, monkeypatch, caplog):
   monkeypatch.setattr(hf_folder.SafetensorsSource, "raw", slow)
   with caplog.at_level("INFO"):
     loading.load_model(folder, mesh=mesh)
-  assert f"still reading {folder}: 0 s" in caplog.text
+  assert f"still loading {folder}: 0 s" in caplog.text

@@ -24,6 +24,7 @@ from support.tiny_runs import (
 
 from longctx_jax.evaluation import files, identity
 from longctx_jax.evaluation import run as run_lib
+from longctx_jax.key_tokens import manifest as manifest_lib
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.report import alike, comparison, heatmap
 from longctx_jax.scoring import run as score
@@ -129,6 +130,19 @@ def test_documents_stand_where_the_corpus_has_them(tmp_path, corpus):
   assert [(one.doc_id, one.doc_index) for one in found.documents] == [
     ("b", 0), ("a", 1)
   ]  # fmt: skip
+
+
+def test_numbers_of_another_arithmetic_are_done_again_or_refused(
+  tmp_path, corpus, models, monkeypatch, scorers
+):
+  config = corpus(TEXTS[:2])
+  evaluate(config, tmp_path / "work")
+  monkeypatch.setattr(manifest_lib, "NUMERICS", manifest_lib.NUMERICS + 1)
+  with pytest.raises(ValueError, match="numerics was 1 and is 2"):
+    evaluate(config, tmp_path / "work")
+  # The evaluator's own log-probs are of the arithmetic of before.
+  config.models = (str(models / "m0"),)
+  assert evaluate(config, tmp_path / "own").n_reused == 0
 
 
 def test_edited_slices_are_other_key_tokens(tmp_path, corpus):

@@ -115,7 +115,12 @@ def test_nothing_is_counted_twice_or_lost():
     EMPTY,
     dataclasses.replace(EMPTY, reason="too_short"),
   ]
-  scores = [{"n_near_threshold": 3}, {"n_near_threshold": 1}, {}]
+  scores = [
+    {"n_key_tokens": 3, "n_near_threshold": 3},
+    {"n_key_tokens": 1, "n_near_threshold": 1},
+    {},
+    {"n_key_tokens": None, "n_near_threshold": None},
+  ]
   fields = summarise(documents, scores=scores).to_json()
   expected = {
     "n_documents": 5,
@@ -136,7 +141,15 @@ def test_nothing_is_counted_twice_or_lost():
 
 
 @pytest.mark.parametrize(
-  "scores", [[], [{}], [{"n_near_threshold": None}, {"n_near_threshold": 2}]]
+  "scores",
+  [
+    [],
+    [{}],
+    [
+      {"n_key_tokens": 1, "n_near_threshold": None},
+      {"n_key_tokens": 1, "n_near_threshold": 2},
+    ],
+  ],
 )
 def test_an_unknown_count_near_the_thresholds_is_null(scores):
   result = summarise([document()], scores=scores)
@@ -236,7 +249,7 @@ def test_the_printed_result():
   )
   assert str(summarise([EMPTY], "strict", self_evaluated=True)) == (
     "LongPPL none (empty)  PPL none  keys 0 in 0 regions  coverage none  "
-    "strict  self-evaluated"
+    "strict  self-evaluated  0 of 1 documents"
   )
   for n, label in [(3, " (these texts only)"), (10, "")]:
     result = summarise(texts(n, [(2.0,)] * 400))

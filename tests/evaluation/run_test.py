@@ -519,8 +519,9 @@ def test_documents_without_keys_are_counted_by_reason(tmp_path, made, config):
   assert (result.n_documents, result.n_documents_eligible) == (4, 0)
   read_strict(tmp_path / "w" / "results" / "m1.json")
   config.data.sources = (write_jsonl(tmp_path / "odder.jsonl", texts[:2]),)
-  (result,) = run_lib.evaluate(config, workdir=tmp_path / "nothing")
-  assert result.ppl is None and result.n_tokens == 0
+  message = "none of 2 documents could be scored: 1 empty, 1 nothing_to_score"
+  with pytest.raises(ValueError, match=message):
+    run_lib.evaluate(config, workdir=tmp_path / "nothing")
 
 
 def test_a_store_of_scores_alone_says_what_it_lacks(tmp_path, made, config):

@@ -38,7 +38,9 @@ def folder(tmp_path):
   ]
   writer.write(rows[:2])
   writer.write(rows[2:])
-  path = folder_lib.part_path(folder, generation=1, shard=0, number=2)
+  path = folder_lib.part_path(
+    folder, generation=1, shard=0, attempt="deadbeef", number=2
+  )
   (folder.parent / f"{path.name}.12345678.tmp").write_bytes(b"PAR1 half")
   assert all(path.suffix == ".parquet" for path in folder.iterdir())
   return folder

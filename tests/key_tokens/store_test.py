@@ -463,6 +463,33 @@ def test_a_store_of_before_is_read_and_gone_on_with(folder):
   assert all(path.suffix == ".parquet" for path in folder.iterdir())
 
 
+def test_overwrite_that_is_killed_leaves_all_or_nothing(folder, monkeypatch):
+  """The parts say themselves how they were made: half of them would pass."""
+  write(folder, [record(0)], [record(1)])
+
+  def killed(path):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(shutil, "rmtree", killed)
+    write(folder, overwrite=True)
+  with pytest.raises(FileNotFoundError, match="no key-token store"):
+    store_lib.read_store(folder)
+  write(folder, [record(2)], overwrite=True)
+  assert_same_store(folder, [record(2)])
+  beside = {path.name for path in folder.parent.iterdir()}
+  assert beside == {"key_tokens", "key_tokens.json", ".lock-key_tokens"}
+
+
+def test_a_row_has_no_scores_where_nothing_was_scored(folder):
+  """Whatever rows it shares a part with."""
+  bare = [dataclasses.replace(unscored(i), scores={}) for i in (1, 2)]
+  write(folder, [record(0), bare[0]], bare[1:])
+  store = store_lib.read_store(folder)
+  assert store.get("d1").scores == store.get("d2").scores == {}
+  assert store.get("d0").scores == record(0).scores
+
+
 def test_an_unknown_format_is_refused(folder):
   write(folder)
   path = folder_lib.manifest_path(folder)

@@ -47,3 +47,13 @@ def test_constrain_follows_the_mesh_and_not_the_platform():
     assert sharding.axis_size("fsdp") == sharding.batch_axis_size() == 8
     out = jax.jit(lambda x: sharding.constrain(x, "fsdp", None))(x)
     assert out.sharding.spec == P("fsdp")
+
+
+def test_the_mesh_in_use_says_whether_it_is_of_cpus(mesh):
+  assert sharding.on_cpu()
+  with jax.set_mesh(mesh):
+    assert sharding.on_cpu()
+  kind = jax.sharding.AbstractDevice("TPU v5 lite", None, "tpu")
+  chips = mesh.abstract_mesh.update(abstract_device=kind)
+  with jax.sharding.use_abstract_mesh(chips):
+    assert not sharding.on_cpu()

@@ -9,7 +9,8 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("", "f.json cannot be read: Expecting value"),
+    ("", "f.json is empty"),
+    ("nothing", "f.json cannot be read: Expecting value"),
     ('{"a": 1', "f.json cannot be read: Expecting ',' delimiter"),
     (POINTER, "f.json is a git-lfs pointer.*git lfs pull"),
     ("[1]", "f.json holds a list, not an object"),

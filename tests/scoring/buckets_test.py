@@ -1,8 +1,11 @@
+import functools
+
 import pytest
 
 from longctx_jax.scoring import buckets as buckets_lib
 
 
+@functools.cache
 def buckets_up_to(most):
   """All of them, ascending."""
   return sorted({buckets_lib.bucket_length(n) for n in range(1, most + 1)})

@@ -315,6 +315,14 @@ def test_a_text_that_holds_the_bos_is_called_out(caplog):
   assert not caplog.text
 
 
+def test_a_text_that_the_model_has_no_embedding_for_fails_alone(caplog):
+  tokenizer = TextTokenizer(testing.byte_tokenizer(), name="bytes")
+  tokenizer.restrict(256)
+  assert prepare("abc", tokenizer, protocol="strict").reason == ""
+  assert prepare("ab<bos>c", tokenizer, protocol="strict").reason == "failed"
+  assert "'<bos>', has id 256, and the model 256 embeddings" in caplog.text
+
+
 class NeedsBos(Transformer):
   """Knows nothing, that is predicts uniformly, unless a BOS stands first."""
 
@@ -390,7 +398,9 @@ def test_paper_windows_without_bos_make_most_tokens_key(
 def _warnings_of_bos(keys):
   result = passes.document_result(keys, RUNS, keys.offsets, keys.long_log_probs)
   pooled = results.summarise(
-    [result], protocol_name="paper", self_evaluated=True
+    [result],
+    protocol_name="paper",
+    self_evaluated=True,
+    scores=[keys.scores],
   )
-  warnings = results.warnings_of(pooled, [keys.scores])
-  return [warning for warning in warnings if "BOS" in warning]
+  return [warning for warning in pooled.warnings if "BOS" in warning]

@@ -417,6 +417,23 @@ def test_shards_side_by_side_do_not_meet_and_others_are_refused(
   assert len(run_lib.score_corpus(config, workdir=tmp_path)) == 4
 
 
+def test_overwrite_does_not_remove_what_came_after_its_start(
+  tmp_path, config, monkeypatch
+):
+  """Two at once in a new workdir: loading a model takes minutes."""
+  load_model = setup.load_model
+
+  def load_late(*arguments):
+    monkeypatch.setattr(setup, "load_model", load_model)
+    run_lib.score_corpus(config, workdir=tmp_path)
+    return load_model(*arguments)
+
+  monkeypatch.setattr(setup, "load_model", load_late)
+  with pytest.raises(files.InUse, match="since this one began: --overwrite"):
+    run_lib.score_corpus(config, workdir=tmp_path, overwrite=True)
+  assert len(store_lib.read_store(tmp_path)) == 4
+
+
 def test_a_document_that_got_lost_is_missed_at_the_end(
   tmp_path, config, monkeypatch
 ):

@@ -152,7 +152,6 @@ CASES = {
 
 # What transformers 4.57 does not compute as 5 does, and so is no oracle for.
 UNREAD_BY_4 = {
-  "gemma3_text": "a table per layer type is written in the schema of 5 alone",
   "llama, longrope": "4 reads the original length among the model's fields",
   "mistral, yarn": "4 does not derive the size of a head for this family",
 }

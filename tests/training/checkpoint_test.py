@@ -2,6 +2,7 @@
 
 import gc
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from support.checks import refuses
 
 from longctx_jax import testing
 from longctx_jax.model import sharding
@@ -166,3 +168,32 @@ def test_twenty_saves_leave_no_memory_behind(tmp_path):
     sizes.append(int(pages))
   saved.close()
   assert sizes[-1] <= 1.1 * sizes[2]
+
+
+# Orbax's threads go on after the error, with a loop that is closed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+  "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+@pytest.mark.parametrize("name", ["state/d/*", "state/_METADATA"])
+def test_a_damaged_checkpoint_is_named(on_eight, tmp_path, name):
+  folder = tmp_path / "checkpoints"
+  shutil.copytree(on_eight[0], folder)
+  for path in (folder / "7").glob(name):
+    path.write_bytes(path.read_bytes()[:50])
+  _, like = make_state(devices=1)
+  saved = Checkpoints(folder, keep=2)
+  with refuses("checkpoints/7 is damaged, or not whole: take another"):
+    saved.restore(7, like)
+  saved.close()
+
+
+def test_damaged_facts_of_a_checkpoint_are_named(on_eight, tmp_path):
+  folder = tmp_path / "checkpoints"
+  shutil.copytree(on_eight[0], folder)
+  path = folder / "7" / "meta" / "metadata"
+  path.write_text(path.read_text()[:50])
+  saved = Checkpoints(folder, keep=2)
+  with refuses("checkpoints/7 is damaged, or not whole: "):
+    saved.read_meta(7)
+  saved.close()

@@ -8,7 +8,7 @@ import pytest
 from longctx_jax.model import log_probs, sharding
 from longctx_jax.paper import contrast
 from longctx_jax.paper.contrast import Thresholds
-from longctx_jax.training import losses
+from longctx_jax.training import head_sweep, losses
 
 
 def test_masked_equals_filtered(rng):
@@ -167,6 +167,25 @@ def test_fused_equals_the_plain_composition(rng, kind, softcap, chunk):
   )
 
 
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("block", [88, 100, 263])
+def test_fused_takes_any_blocks_of_the_vocabulary(
+  rng, monkeypatch, block, softcap
+):
+  # cases D5: blocks that divide the 264 entries, and that leave a remainder
+  monkeypatch.setattr(head_sweep, "_VOCAB_BLOCK", block)
+  given = problem(rng)
+  check_equal(
+    mean_and_gradients(
+      functools.partial(fused, "longce", softcap=softcap, chunk=8), given
+    ),
+    mean_and_gradients(
+      functools.partial(plain, "longce", softcap=softcap), given
+    ),
+    3e-6,
+  )
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_fused_equals_the_plain_composition_in_bfloat16(rng, kind):
   # cases D1, D5: over many chunks, sums are not those of bfloat16
@@ -188,9 +207,13 @@ def test_fused_equals_the_plain_composition_in_bfloat16(rng, kind):
     )
 
 
+@pytest.mark.parametrize("block", [50, 1024])
 @pytest.mark.parametrize("kind", KINDS)
-def test_fused_on_a_mesh_equals_fused_on_one_device(rng, kind):
+def test_fused_on_a_mesh_equals_fused_on_one_device(
+  rng, monkeypatch, kind, block
+):
   # cases I8: sharded or not
+  monkeypatch.setattr(head_sweep, "_VOCAB_BLOCK", block)
   given = problem(rng, batch=4)
   function = functools.partial(fused, kind, softcap=5.0, chunk=5)
   expected = mean_and_gradients(function, given)

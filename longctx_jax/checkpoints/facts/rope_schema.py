@@ -275,11 +275,11 @@ def _derived(kind: str, stated: Fields, max_position: int) -> dict[str, Any]:
 def write_ropes(
   ropes: Sequence[RopeConfig], *, max_position: int, original_on_top: bool
 ) -> dict[str, Any]:
-  """The fields that `read_ropes` reads back: both schemas for one table.
+  """The fields that `read_ropes` reads back, in both schemas.
 
-  transformers before version 5 reads `rope_theta` and `rope_scaling` only.
-  The old schema cannot state a table per layer type: those are left in the
-  new form, and such a folder needs transformers 5.
+  transformers before version 5 reads `rope_theta`, `rope_scaling` and, of
+  Gemma 3, `rope_local_base_freq` only. These cannot state a scaled table of
+  layers with a window: such a folder has the new form alone.
 
   Args:
     ropes: one table, or one for each of `LAYER_TYPES`.
@@ -288,12 +288,24 @@ def write_ropes(
       fields of the model (Phi-3).
   """
   if len(ropes) > 1:
-    return {
-      "rope_parameters": {
-        kind: _parameters(table)
-        for kind, table in zip(LAYER_TYPES, ropes, strict=True)
-      }
+    nested = {
+      kind: _parameters(table)
+      for kind, table in zip(LAYER_TYPES, ropes, strict=True)
     }
+    fields = {"rope_parameters": nested}
+    if ropes[1].rope_type != "default":
+      return fields
+    old = write_ropes(
+      ropes[:1], max_position=max_position, original_on_top=original_on_top
+    )
+    if old["rope_scaling"]:
+      # Of a family that no reader of the shorter names knows.
+      old["rope_scaling"] = {
+        name: nested[LAYER_TYPES[0]][name]
+        for name in nested[LAYER_TYPES[0]]
+        if name not in ("rope_theta", "partial_rotary_factor")
+      }
+    return old | {"rope_local_base_freq": ropes[1].theta} | fields
   (table,) = ropes
   new = _parameters(table)
   old = {"type": table.rope_type} | {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import pathlib
 import re
 from collections.abc import Mapping
 
@@ -14,6 +15,7 @@ from gguf.constants import GGMLQuantizationType
 
 from longctx_jax.checkpoints.gguf import facts, header
 from longctx_jax.checkpoints.gguf.header import StoredTensor
+from longctx_jax.runtime import foreign_files
 
 _TENSOR = re.compile(r"(blk\.\d+\.)?(\w+)\.(weight|bias)")
 
@@ -98,6 +100,7 @@ class GgufSource:
         architecture, a fact, a tensor.
     """
     self.path = os.fspath(path)
+    foreign_files.require_content(pathlib.Path(path))
     self._file = np.memmap(self.path, np.uint8, mode="r")
     self._tensors: dict[str, StoredTensor] = {}
     self._orders: dict[str, np.ndarray] = {}

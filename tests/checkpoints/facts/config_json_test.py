@@ -225,22 +225,28 @@ def test_round_trip(name):
   written = json.loads(json.dumps(config_json.to_hf(config)))
   assert config_json.from_hf(written, source="written") == config
   assert hash(config) == hash(dataclasses.replace(config))
-  if len(config.ropes) > 1:
-    # A table per layer type: the old schema cannot state it.
-    assert not {"rope_theta", "rope_scaling"} & set(written)
-    return
   # transformers before version 5 reads the old names only.
   new = {"rope_parameters"}
   old = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
-  for dropped in (old, new):
+  for dropped in (old | {"rope_local_base_freq"}, new):
     kept = {k: v for k, v in written.items() if k not in dropped}
     read = config_json.from_hf(kept, source="one schema")
-    assert read.rope.attention_factor == config.rope.attention_factor
-    tables = [
-      rope.inverse_frequencies(c.rope, c.head_dim, length=100)
-      for c in (read, config)
-    ]
-    np.testing.assert_array_equal(*tables)
+    for ours, theirs in zip(config.ropes, read.ropes, strict=True):
+      assert theirs.attention_factor == ours.attention_factor
+      tables = [
+        rope.inverse_frequencies(table, config.head_dim, length=100)
+        for table in (theirs, ours)
+      ]
+      np.testing.assert_array_equal(*tables)
+
+
+def test_a_scaled_table_of_windows_is_written_in_the_new_schema_alone():
+  config = read_case("gemma3_text")
+  scaled = rope.RopeConfig("linear", 1e4, factor=2.0)
+  config = dataclasses.replace(config, ropes=(config.ropes[0], scaled))
+  written = config_json.to_hf(config)
+  assert not {"rope_theta", "rope_scaling"} & set(written)
+  assert config_json.from_hf(written, source="") == config
 
 
 def test_families_differ_in_what_their_configs_say():
