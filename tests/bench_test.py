@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 from support.command_line import ROOT
 
 from longctx_jax import testing
@@ -15,6 +16,10 @@ sys.path += [str(ROOT / "bench")]
 import against  # noqa: E402
 import floor  # noqa: E402
 import parts  # noqa: E402
+
+# They are of a script of its own; others define the same.
+for flag in list(flags.FLAGS.flags_by_module_dict()["parts"]):
+  delattr(flags.FLAGS, flag.name)
 
 # Notes down when it begins and ends, and answers with its own name.
 WORKER = """

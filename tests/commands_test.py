@@ -191,7 +191,7 @@ MISTAKES = {
   "a workdir without a name": ([SCORE, "--workdir="], "--workdir is empty"),
   "a workdir that is a file": (
     [SCORE, "--workdir=c.jsonl", "--model=m0", "--data=c.jsonl"],
-    "Not a directory: a file stands where a folder is wanted",
+    "c.jsonl: File exists: it stands in the way, name another or move it",
   ),
   "a source without a name": (
     [SCORE, "--workdir=w", "--model=m0", "--data="], "a source is empty"

@@ -16,34 +16,7 @@ from fuzz.sequences import Player
 # Seeds of a slow test; eight of them are 200 sequences.
 BLOCK = 25
 # Kinds of faults that are known and not mended yet; see `Wrong.kind`.
-KNOWN = frozenset(
-  {
-    "a row's copied_share is null",
-    "a row's n_mirror is null",
-    "a row's n_near_threshold is null",
-    "a row's reason",
-    "eval is refused: error: _ holds a run with other settings: keys_alpha "
-    "was _ and is _; keys_beta was -_ and is -_ Take another -",
-    "eval's table: unlike results side by side",
-    "eval: KeyboardInterrupt",
-    "html: heat maps of other key tokens than the results",
-    "result: a model ran, and tokens_per_second is null",
-    "result: alpha",
-    "result: n_documents",
-    "result: n_key_tokens",
-    "result: n_tokens",
-    "score is refused: error: _ gives log-probs that are no numbers (NaN) "
-    "for document _: its weights are damaged, or overflow in flo",
-    "score is refused: error: _ was made with other settings: evaluator is "
-    "_ there and _ here_ Take another --workdir, or start anew ",
-    "score is refused: error: document _ changed since it was scored: its "
-    "text hash is _ and was __ Restore the text, or start _ anew",
-    "score: KeyboardInterrupt",
-    "score: a stored document is lost",
-    "score: an id that comes twice is not seen before the model",
-    "tokens: documents",
-  }
-)
+KNOWN: frozenset[str] = frozenset()
 
 
 @pytest.fixture(scope="module")

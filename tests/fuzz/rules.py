@@ -11,7 +11,7 @@ _DEFAULTS = (2.0, -2.0)
 
 
 def of_scoring(
-  held, documents, *, seed, thresholds, detail, limit, overwrite, is_fragile,
+  held, documents, *, seed, thresholds, detail, limit, overwrite, is_damaged,
   is_part=False, prune=False,
 ):  # fmt: skip
   """Why scoring may be refused, or "".
@@ -21,7 +21,7 @@ def of_scoring(
     documents: (id, text) that are to be scored.
     seed: weights of the evaluator.
     thresholds, detail, limit, overwrite, prune: of the command.
-    is_fragile: a process was killed in the workdir, or bits were flipped.
+    is_damaged: bits of its files were flipped.
     is_part: the documents are some of a corpus: a shard, or rows.
   """
   if len(dict(documents)) < len(documents):
@@ -32,8 +32,8 @@ def of_scoring(
     return "what --prune may not do"
   if overwrite:
     return "what --overwrite may not do" if is_part else ""
-  if is_fragile:
-    return "what a killed process left"
+  if is_damaged:
+    return "flipped bits"
   if not held:
     return ""
   if (held.seed, held.detail, held.limit) != (seed, detail, limit):
@@ -43,16 +43,16 @@ def of_scoring(
   return ""
 
 
-def of_merging(stores, is_fragile, output):
+def of_merging(stores, is_damaged, output):
   """Why stores may not be merged, or "".
 
   Args:
     stores: `stores.Held` of each, or None.
-    is_fragile: a process was killed in one of the workdirs.
+    is_damaged: bits of their files were flipped.
     output: `stores.Held` of the output, or None.
   """
-  if is_fragile:
-    return "what a killed process left"
+  if is_damaged:
+    return "flipped bits"
   if output or None in stores:
     return "a store that is there, or one that is not"
   if len({(s.seed, s.thresholds, s.limit, s.detail) for s in stores}) > 1:
@@ -62,7 +62,7 @@ def of_merging(stores, is_fragile, output):
 
 
 def of_evaluation(
-  held, documents, keys, *, seed, thresholds, limit, overwrite, is_fragile,
+  held, documents, keys, *, seed, thresholds, limit, overwrite, is_damaged,
   slices, intersection,
 ):  # fmt: skip
   """(why it may be refused or "", what determines its key tokens or None).
@@ -74,7 +74,7 @@ def of_evaluation(
     seed: weights of the evaluator.
     thresholds: alpha and beta, or None where the user names none.
     limit, overwrite: of the command.
-    is_fragile: a process was killed in that workdir, or bits were flipped.
+    is_damaged: bits of its files were flipped.
     slices: spans by document.
     intersection: evaluate what both hold.
   """
@@ -85,7 +85,7 @@ def of_evaluation(
     thresholds = thresholds or _DEFAULTS
     excuse = of_scoring(
       held, documents, seed=seed, thresholds=thresholds, detail="tokens",
-      limit=limit, overwrite=overwrite, is_fragile=is_fragile,
+      limit=limit, overwrite=overwrite, is_damaged=is_damaged,
     )  # fmt: skip
     if held and not overwrite and held.hashes.keys() - hashes.keys():
       if not intersection:
@@ -101,8 +101,8 @@ def of_evaluation(
   facts = _facts(documents, held.seed, asked, held.limit)
   if not documents or (held.hashes != hashes and not intersection):
     return "a store of other documents", facts
-  if is_fragile:
-    return "what a killed process left", facts
+  if is_damaged:
+    return "flipped bits", facts
   if held.detail == "scores":
     return "a store without key tokens", facts
   if held.detail == "keys" and thresholds not in (None, held.thresholds):

@@ -73,13 +73,13 @@ def read(workdir):
     return None
 
 
-def check(workdir, *, is_fragile, wrong):
+def check(workdir, *, is_damaged, wrong):
   """Compares every row with that of its text.
 
   Args:
     workdir: holds key_tokens/.
-    is_fragile: a process was killed there, or bits were flipped: the program
-      may refuse the store, if it names the file.
+    is_damaged: bits were flipped: the program may refuse the store, if it
+      names the file.
     wrong: called with the kind and the detail of a fault.
 
   Returns:
@@ -91,7 +91,7 @@ def check(workdir, *, is_fragile, wrong):
     store, held = open_store(workdir)
     rows = list(store)
   except Exception as error:  # noqa: BLE001
-    if not is_fragile:
+    if not is_damaged:
       wrong(f"a store that nothing damaged is refused: {words(error)}", error)
     elif str(workdir) not in str(error):
       wrong("a damaged store is refused without its file", error)

@@ -36,8 +36,8 @@ class World:
     self._terminal, self._models = terminal, models
     # By workdir and model: what its files, and its ledger, may be made of.
     self._expected, self._ledgers = {}, {}
-    # Workdirs where a process was killed or bits were flipped since.
-    self._fragile = set()
+    # Workdirs whose store may be refused: bits were flipped.
+    self._damaged = set()
     # What a workdir held that no run may lose.
     self._held = {}
     # Workdirs that commands write to now, and that those that ended wrote to.
@@ -104,7 +104,7 @@ class World:
       data = bytearray(part.read_bytes())
       data[place % len(data)] ^= 1 << place % 8
       part.write_bytes(data)
-      self._fragile.add(workdir)
+      self._damaged.add(workdir)
 
   def repair(self, workdir):
     """Removes the part that a reader of the store complains of."""
@@ -130,7 +130,7 @@ class World:
     excuse = rules.of_scoring(
       stores.read(self.root / workdir), documents, seed=self.weights[evaluator],
       thresholds=thresholds, detail=detail, limit=limit, prune=prune,
-      overwrite=overwrite, is_fragile=workdir in self._fragile,
+      overwrite=overwrite, is_damaged=workdir in self._damaged,
       is_part=bool(rows or shard),
     )  # fmt: skip
     entered = self._enter(workdir, shard)
@@ -159,7 +159,7 @@ class World:
     held = [stores.read(self.root / source) for source in sources]
     excuse = rules.of_merging(
       held,
-      self._fragile & {workdir, *sources},
+      self._damaged & {workdir, *sources},
       stores.read(self.root / workdir),
     )
     entered = self._enter(workdir)
@@ -168,8 +168,6 @@ class World:
       "--output", self.root / workdir, **event,
     )  # fmt: skip
     excuse = excuse or self._leave(workdir, None, entered)
-    if done.status == KILLED:
-      self._fragile.add(workdir)
     found = self.check_store(workdir)
     self._check_end(done, "merge", excuse)
     if done.status == 0 and found is not None:
@@ -190,7 +188,7 @@ class World:
       return rules.of_evaluation(
         stores.read(source), documents, keys, seed=self.weights[evaluator],
         thresholds=thresholds, limit=limit, overwrite=overwrite,
-        is_fragile=(keys or workdir) in self._fragile, slices=self.slices,
+        is_damaged=(keys or workdir) in self._damaged, slices=self.slices,
         intersection=intersection,
       )  # fmt: skip
 
@@ -299,7 +297,7 @@ class World:
     """Compares the rows with those of their texts; id -> hash, or None."""
     return stores.check(
       self.root / workdir,
-      is_fragile=workdir in self._fragile,
+      is_damaged=workdir in self._damaged,
       wrong=self._wrong,
     )
 
@@ -325,10 +323,8 @@ class World:
     self._held[workdir] = held.hashes if held else {}
 
   def _after_scoring(self, workdir, documents, done, prune=False):
-    if done.status == KILLED:
-      self._fragile.add(workdir)
-    elif done.status == 0:
-      self._fragile.discard(workdir)
+    if done.status == 0:
+      self._damaged.discard(workdir)
     found = self.check_store(workdir)
     if found is None:
       return

@@ -192,6 +192,7 @@ def test_an_extended_table_is_in_the_export(folder, tmp_path, monkeypatch):
     model__rope__factor=2.0,
     model__rope__max_position=8192,
     optimizer__steps=2,
+    optimizer__warmup_steps=1,
   )
   model = train.train(config, workdir=tmp_path)
   stated = json.loads((tmp_path / "export" / "config.json").read_text())
