@@ -19,7 +19,7 @@ WITHOUT = {
   "paper": "jax flax pyarrow fsspec absl transformers ml_collections",
   "text": "jax flax ml_collections",
   "key_tokens": "jax flax transformers ml_collections",
-  "report": "flax orbax ml_collections transformers",
+  "report": "jax flax orbax ml_collections transformers",
   "model": "pyarrow transformers ml_collections fsspec",
   "checkpoints": "ml_collections pyarrow",
 }

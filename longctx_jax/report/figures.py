@@ -95,7 +95,7 @@ def lsd_histogram(
       f"{10**exponent:,}</text>"
     )
   parts += [bars(counts, "bar"), bars(key_counts, "bar-key")]
-  for value in _linear_ticks(low, high, 8):
+  for value in linear_ticks(low, high, 8):
     parts.append(
       f'<text class="tick mid" x="{x(value):.1f}" y="{bottom + 18}">'
       f"{_signed(value)}</text>"
@@ -234,9 +234,10 @@ def _shortened(name: str, limit: int = 42) -> str:
   return name if len(name) <= limit else f"{name[:half]}…{name[-half:]}"
 
 
-def _linear_ticks(
+def linear_ticks(
   low: float, high: float, count: float
 ) -> Float[np.ndarray, "N"]:
+  """At most about `count` round values between two bounds, ascending."""
   rough = (high - low) / count
   power = 10 ** np.floor(np.log10(rough))
   step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
@@ -245,7 +246,7 @@ def _linear_ticks(
 
 def _log_ticks(low: float, high: float, count: float) -> Float[np.ndarray, "N"]:
   if high / low < 8:
-    return _linear_ticks(low, high, count)
+    return linear_ticks(low, high, count)
   powers = 10.0 ** np.arange(np.floor(np.log10(low)), np.log10(high) + 1)
   # Three to the decade where they fit: log ticks stand unevenly.
   mantissas = (1, 2, 5) if 2 * np.log10(high / low) <= count else (1,)

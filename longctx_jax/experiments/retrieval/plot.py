@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 from jaxtyping import Float
 
-from longctx_jax.report.figures import _linear_ticks
+from longctx_jax.report.figures import linear_ticks
 
 # A curve is a picture of its own: it brings its colours along.
 _CURVE_STYLE = (
@@ -62,7 +62,7 @@ def curve_plot(
       f'<path class="grid" d="M{left} {y}H{width - right}"/><text x="'
       f'{left - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{level:.1f}</text>'
     )
-  for tick in _linear_ticks(0, end, 8):
+  for tick in linear_ticks(0, end, 8):
     x, _ = at(tick, 0).split()
     parts.append(
       f'<text x="{x}" y="{height - bottom + 18}" text-anchor="middle">'
