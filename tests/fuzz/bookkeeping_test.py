@@ -15,8 +15,6 @@ from fuzz.sequences import Player
 
 # Seeds of a slow test; eight of them are 200 sequences.
 BLOCK = 25
-# Kinds of faults that are known and not mended yet; see `Wrong.kind`.
-KNOWN: frozenset[str] = frozenset()
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def player(models):
-  return Player(models, ignored=KNOWN)
+  return Player(models)
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def test_many_sequences_of_commands(player, block):
 @pytest.mark.slow
 def test_sequences_of_processes_that_sigkill_ends(tmp_path, models):
   with Server(truth.checksums(), tmp_path) as server:
-    player = Player(models, ignored=KNOWN, open_terminal=server.terminal)
+    player = Player(models, open_terminal=server.terminal)
     check(player, range(1000, 1020), sequences.make_killed)
 
 

@@ -174,6 +174,7 @@ class World:
       missing = [d for one in held for d in one.hashes if d not in found]
       if missing:
         self._wrong("merge: status 0, and documents are missing", missing)
+      stores.check_files(self.root / workdir, found, self._wrong)
     return done
 
   def evaluate(
