@@ -337,11 +337,6 @@ CASES = {
 
 # Faults that real use found, by kind: the tests that ask the general question.
 FAULTS = {
-  # Both of the first two kinds, asked of random sequences of commands.
-  "stale-or-lost": """
-    fuzz/bookkeeping_test::test_sequences_of_commands
-    fuzz/bookkeeping_test::test_many_sequences_of_commands
-    fuzz/bookkeeping_test::test_sequences_of_processes_that_sigkill_ends""",
   # Numbers that belong to other inputs.
   # one workdir, other documents
   "stale-1": """

@@ -4,12 +4,14 @@ import csv
 import json
 import re
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fuzz.truth import same
+from longctx_jax.evaluation import files
 
 
-def check(workdir, expected, wrong):
+def check(workdir, expected, wrong, *, is_killed=False):
   """Compares results/, documents/ and tokens/ with the facts behind them.
 
   Args:
@@ -17,13 +19,20 @@ def check(workdir, expected, wrong):
     expected: model -> [(facts, whether there are rows per token)], one of
       which its files must have been made of.
     wrong: called with the kind and the detail of a fault.
+    is_killed: a process was killed there. Of a model's two files one may be
+      the later, if the program refuses both by name.
 
   Returns:
     Model -> facts, of the models that have numbers.
   """
   found = {}
   for path in sorted((workdir / "results").glob("*.json")):
-    name, result = path.stem, json.loads(path.read_text())
+    name = path.stem
+    try:
+      result = json.loads(path.read_text())
+    except ValueError as error:
+      wrong("a result is half a file", f"{path}: {error}")
+      continue
     known = expected.get(name, [])
     if known and (result["reason"] or "").startswith("failed: "):
       continue
@@ -35,9 +44,19 @@ def check(workdir, expected, wrong):
         break
       faults.append(fault)
     else:
+      if is_killed and _is_refused(workdir):
+        continue
       kind, detail = faults[0] if faults else ("a result of nothing", path)
       wrong(kind, f"{workdir.name} {name}: {detail}")
   return found
+
+
+def _is_refused(workdir):
+  try:
+    files.load_results(workdir)
+  except ValueError as error:
+    return str(workdir) in str(error)
+  return False
 
 
 def _fault(workdir, name, result, facts, per_token):
@@ -51,7 +70,10 @@ def _fault(workdir, name, result, facts, per_token):
   if not own and result["n_tokens"] and result["tokens_per_second"] is None:
     return "result: a model ran, and tokens_per_second is null", ""
   path = workdir / "documents" / f"{name}.parquet"
-  rows = {row["doc_id"]: row for row in pq.read_table(path).to_pylist()}
+  try:
+    rows = {row["doc_id"]: row for row in pq.read_table(path).to_pylist()}
+  except (pa.ArrowException, OSError) as error:
+    return "documents.parquet is half a file, or none", error
   if rows.keys() != facts.rows.keys():
     return "documents.parquet: documents", f"{[*rows]}, and are {[*facts.rows]}"
   for doc_id, expected in facts.rows.items():

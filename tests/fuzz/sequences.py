@@ -61,10 +61,13 @@ class _Maker:
     steps = []
     while len(steps) < length:
       if self._planned and self._chance(0.8):
-        steps.append(self._with_event(self._planned.pop(0)))
+        step = self._planned.pop(0)
+        event = step.verb in _COMMANDS
+        steps.append(self._with_event(step) if event else step)
         continue
-      if self._chance(0.1):
-        self._planned = self._several_hands()
+      if self._chance(0.15):
+        plan = self._rng.choices((self._several_hands, self._edited), (2, 1))
+        self._planned = plan[0]()
       steps.append(self._next(steps))
     return steps
 
@@ -83,6 +86,19 @@ class _Maker:
     ]
     merge = Step("merge", {"workdir": "k4", "sources": tuple(parts)})
     return [*steps, merge, self._evaluate("A", "k4")]
+
+  def _edited(self):
+    """The same command before and after a change of what it reads."""
+    options = {"workdir": "e0", "corpus": "A", "models": ("m1",)}
+    if self._chance(0.5):
+      evaluate = Step("evaluate", options | {"keys": "slices"})
+      slices = [
+        Step("write_slices", {"corpus": "A", "step": i}) for i in (1, 2)
+      ]
+      return [slices[0], evaluate, slices[1], evaluate]
+    score = Step("score", {"workdir": "k0", "corpus": "A", "prune": True})
+    evaluate = Step("evaluate", options | {"keys": "k0"})
+    return [score, evaluate, self._write_corpus(), score, evaluate]
 
   def _place(self):
     """A write or pass of a command, early ones more often."""

@@ -50,7 +50,7 @@ class Held:
 
 def open_store(workdir):
   """(store, what it says); the program's own errors where it can't be read."""
-  store = store_lib.read_store(workdir / "key_tokens")
+  store = store_lib.read_store(workdir)
   manifest = store.manifest
   if not isinstance(manifest, dict):
     manifest = manifest.to_json()

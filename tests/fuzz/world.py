@@ -38,6 +38,8 @@ class World:
     self._expected, self._ledgers = {}, {}
     # Workdirs whose store may be refused: bits were flipped.
     self._damaged = set()
+    # Workdirs of evaluations where a process was killed since.
+    self._killed = set()
     # What a workdir held that no run may lose.
     self._held = {}
     # Workdirs that commands write to now, and that those that ended wrote to.
@@ -243,6 +245,8 @@ class World:
         place = workdir, name
         self._expected[place] = [*self._expected.get(place, []), facts]
         self._ledgers[place] = self._ledgers.get(place, set()) | {facts}
+    if done.status == KILLED:
+      self._killed.add(workdir)
     self._settle(workdir, made, done, before)
     found = self._check_results(workdir)
     self._check_end(done, "eval", excuse)
@@ -274,7 +278,9 @@ class World:
       **event,
     )  # fmt: skip
     alike = {facts.alike() for facts in found.values()}
-    self._check_end(done, "compare", "" if len(alike) == 1 else "unlike")
+    excuse = "unlike" if len(alike) != 1 else ""
+    excuse = excuse or (workdir in self._killed and "files of two runs")
+    self._check_end(done, "compare", excuse)
     if done.status == 0:
       results.check_alike(found, "compare", self._wrong)
       results.check_table(done.out, found, self._wrong)
@@ -382,7 +388,10 @@ class World:
 
   def _check_results(self, workdir):
     return results.check(
-      self.root / workdir, self._by_model(workdir), self._wrong
+      self.root / workdir,
+      self._by_model(workdir),
+      self._wrong,
+      is_killed=workdir in self._killed,
     )
 
   def _check_end(self, done, what, excuse):
