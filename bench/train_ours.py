@@ -26,7 +26,7 @@ _MODEL = flags.DEFINE_string("model", None, "Model folder.", required=True)
 _DOCUMENT = flags.DEFINE_string("document", None, "Text file.", required=True)
 _SHORT_LEN = flags.DEFINE_integer("short_len", None, "K.", required=True)
 _STRIDE = flags.DEFINE_integer("stride", None, "d.", required=True)
-_WEIGHTS = flags.DEFINE_enum("weights", None, step_lib.WEIGHTS, "Which loss.")
+_WEIGHTS = flags.DEFINE_enum("weights", None, losses.WEIGHTS, "Which loss.")
 
 
 def make_batch(

@@ -35,7 +35,7 @@ MEASURE = """
 import json, resource, sys
 import jax, jax.numpy as jnp
 
-from longctx_jax import convert, hub, loading
+from longctx_jax.checkpoints import convert, hub, loading
 
 def peak():
   return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
