@@ -75,7 +75,7 @@ CASES = {
     text/corpus_test::test_every_format_holds_the_same_texts
     text/corpus_test::test_pretokenized_rows_decode_to_the_same_texts
     scoring/run_test::test_a_text_has_the_same_numbers_from_every_format""",
-  "B2": "text/corpus_test::test_absent_data_is_refused_at_once",
+  "B2": "text/row_files_test::test_absent_data_is_refused_at_once",
   "B5": "scoring/run_test::test_a_text_has_the_same_numbers_from_every_format",
   "B6": """
     scoring/scorer_test::test_scores_are_the_papers
@@ -442,8 +442,8 @@ FAULTS = {
     scripts_test::test_where_nothing_is_read_nothing_comes_next""",
   # a .json file that is one array
   "silent-5": """
-    text/corpus_test::test_an_array_of_json_is_read_row_by_row
-    text/corpus_test::test_json_that_holds_no_rows_is_refused_before_a_text_is_read""",
+    text/json_rows_test::test_an_array_of_json_is_read_row_by_row
+    text/json_rows_test::test_json_that_holds_no_rows_is_refused_before_a_text_is_read""",
   # log-probs of an engine that cut the prompt
   "silent-6": """
     evaluation/caveats_test::test_an_engine_that_cut_its_prompt_is_not_the_tokenizers_fault
@@ -454,9 +454,9 @@ FAULTS = {
     training/inventory_test::test_rows_with_short_contexts_are_counted_and_none_is_refused""",
   # subfolders, .md, compressed files
   "silent-8": """
-    text/corpus_test::test_a_folder_is_read_with_its_subfolders
-    text/corpus_test::test_compressed_files_read_like_others
-    text/corpus_test::test_a_damaged_compressed_file_is_named""",
+    text/row_files_test::test_a_folder_is_read_with_its_subfolders
+    text/streams_test::test_compressed_files_read_like_others
+    text/streams_test::test_a_damaged_compressed_file_is_named""",
   # progress within a document, compile, load
   "silent-9": """
     runtime/progress_test::test_a_long_document_tells_its_windows
@@ -504,8 +504,8 @@ FAULTS = {
     runtime/foreign_files_test::test_what_is_no_object_is_named""",
   # URLs without their package, or offline
   "sentence-3": """
-    text/corpus_test::test_urls_that_cannot_be_read_here_are_named
-    text/corpus_test::test_a_connection_that_breaks_later_is_named
+    text/row_files_test::test_urls_that_cannot_be_read_here_are_named
+    text/row_files_test::test_a_connection_that_breaks_later_is_named
     commands_test::test_a_mistake_is_one_line_and_status_2""",
   # a dtype that is none
   "sentence-4": """
