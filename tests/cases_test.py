@@ -111,7 +111,7 @@ CASES = {
     scoring/protocol_test::test_over_length_policies_at_the_limit
     evaluation/passes_test::test_a_shorter_context_cuts_or_skips""",
   "C7": "text/tokenizer_test::test_normalized_characters_are_confirmed_or_never_key",
-  "C8": "checkpoints/gguf/tensors_test::test_a_long_run_of_one_letter_tokenizes_in_time",
+  "C8": "checkpoints/gguf/tokenizer_test::test_a_long_run_of_one_letter_tokenizes_in_time",
   "C9": """
     scoring/scorer_test::test_the_first_window_is_the_long_pass_to_the_bit
     paper/windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
@@ -194,7 +194,7 @@ CASES = {
     parity_test::test_logits_are_those_of_transformers""",
   "G3": """
     checkpoints/gguf/tensors_test::test_tensors_come_back_in_hugging_face_layout
-    checkpoints/gguf/families_test::test_a_gguf_file_gives_the_model_of_its_safetensors
+    checkpoints/gguf/facts_test::test_a_gguf_file_gives_the_model_of_its_safetensors
     checkpoints/weights_test::test_other_layouts_are_refused_by_name""",
   "G4": """
     checkpoints/memory_test::test_the_host_holds_a_shard_and_two_tensors_at_most""",
@@ -211,7 +211,7 @@ CASES = {
     checkpoints/convert_test::test_verification_is_what_its_names_say""",
   "G9": """
     checkpoints/export_test::test_shards_keep_to_their_size_and_are_indexed
-    checkpoints/gguf/tensors_test::test_the_tokenizer_can_be_written_as_files
+    checkpoints/gguf/tokenizer_test::test_the_tokenizer_can_be_written_as_files
     checkpoints/export_parity_test::test_an_exported_folder_has_our_logits_in_transformers""",
   "H1": """
     training/checkpoint_test::test_eight_devices_write_what_any_number_reads
@@ -392,12 +392,12 @@ FAULTS = {
   # a row that could not be read once
   "lost-4": """
     scoring/run_test::test_a_row_that_can_be_read_now_is_scored
-    key_tokens/store_test::test_changed_and_failed_documents_are_written_again""",
+    key_tokens/writer_test::test_changed_and_failed_documents_are_written_again""",
   # a document that changed, or is gone
   "lost-5": """
     scoring/run_test::test_a_changed_text_is_scored_again_and_no_other
     scoring/run_test::test_documents_that_are_gone_are_pruned_on_request
-    key_tokens/store_test::test_documents_are_pruned_also_where_they_were_replaced
+    key_tokens/writer_test::test_documents_are_pruned_also_where_they_were_replaced
     key_tokens/store_test::test_a_store_that_changes_under_a_reader_is_called_out
     evaluation/identity_test::test_what_key_tokens_and_corpus_share_is_evaluated_on_request""",
   # Ctrl-C
@@ -480,7 +480,7 @@ FAULTS = {
     text/tokenizer_test::test_the_package_that_reads_a_vocabulary_is_named""",
   # a GGUF pre-tokenizer that is not known
   "facts-6": """
-    checkpoints/gguf/tensors_test::test_an_unknown_pre_tokenizer_is_read_from_beside""",
+    checkpoints/gguf/tokenizer_test::test_an_unknown_pre_tokenizer_is_read_from_beside""",
   # unknown fields that are false or 0
   "facts-7": """
     checkpoints/facts/config_json_test::test_what_is_not_understood_is_refused_by_name""",
