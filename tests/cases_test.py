@@ -146,18 +146,18 @@ CASES = {
   "D8": "paper/contrast_test::test_a_difference_of_800_nats_gives_gamma_exactly",
   "F1": """
     parity_test::test_rope_tables_are_those_of_transformers
-    checkpoints/facts/config_json_test::test_old_and_new_schema_give_bit_equal_tables
+    checkpoints/facts/rope_schema_test::test_old_and_new_schema_give_bit_equal_tables
     checkpoints/facts/config_json_test::test_what_is_not_understood_is_refused_by_name
     model/rope_test::test_bad_configs_are_refused""",
   "F2": """
-    checkpoints/facts/config_json_test::test_old_and_new_schema_give_bit_equal_tables
+    checkpoints/facts/rope_schema_test::test_old_and_new_schema_give_bit_equal_tables
     checkpoints/facts/config_json_test::test_round_trip
     checkpoints/facts/published_models_test::test_a_published_config_gives_its_model
     parity_test::test_a_config_survives_transformers""",
   "F3": """
     checkpoints/facts/config_json_test::test_round_trip
     checkpoints/export_test::test_one_shard_is_one_file_that_stays
-    checkpoints/weights_test::test_an_odd_rope_table_is_called_out
+    checkpoints/weight_faults_test::test_an_odd_rope_table_is_called_out
     checkpoints/export_parity_test::test_an_exported_folder_has_our_logits_in_transformers
     checkpoints/family_parity_test::test_logits_are_those_of_transformers""",
   "F4": """
@@ -172,30 +172,30 @@ CASES = {
     checkpoints/facts/config_json_test::test_describe_rope_names_the_table_of_a_pass""",
   "F6": """
     parity_test::test_rope_tables_are_those_of_transformers
-    checkpoints/facts/config_json_test::test_yarn_attention_factor_follows_from_the_factor
-    checkpoints/facts/config_json_test::test_yarn_scales_of_all_dimensions""",
+    checkpoints/facts/rope_schema_test::test_yarn_attention_factor_follows_from_the_factor
+    checkpoints/facts/rope_schema_test::test_yarn_scales_of_all_dimensions""",
   "F7": """
     training/context_test::test_an_override_changes_the_table_and_is_written
     training/context_test::test_a_bad_override_is_refused
-    checkpoints/weights_test::test_an_odd_rope_table_is_called_out""",
+    checkpoints/weight_faults_test::test_an_odd_rope_table_is_called_out""",
   "F8": """
     model/transformer_test::test_a_sliding_window_hides_the_first_token
     model/attention_test::test_keys_out_of_sight_never_matter
-    checkpoints/facts/config_json_test::test_windows_are_read_per_layer
+    checkpoints/facts/families_test::test_windows_are_read_per_layer
     checkpoints/family_parity_test::test_logits_are_those_of_transformers""",
   "F9": "model/attention_test::test_head_sizes",
   "G1": """
-    checkpoints/weights_test::test_shards_load_to_the_same
+    checkpoints/hf_folder_test::test_shards_load_to_the_same
     checkpoints/weights_test::test_wrong_tensors_are_named
     checkpoints/weights_test::test_a_pattern_allows_missing_and_unexplained_tensors""",
   "G2": """
     checkpoints/weights_test::test_a_tied_head_may_be_stored_twice
-    checkpoints/weights_test::test_odd_weights_are_called_out
+    checkpoints/weight_faults_test::test_odd_weights_are_called_out
     parity_test::test_logits_are_those_of_transformers""",
   "G3": """
     checkpoints/gguf/tensors_test::test_tensors_come_back_in_hugging_face_layout
     checkpoints/gguf/facts_test::test_a_gguf_file_gives_the_model_of_its_safetensors
-    checkpoints/weights_test::test_other_layouts_are_refused_by_name""",
+    checkpoints/hf_folder_test::test_other_layouts_are_refused_by_name""",
   "G4": """
     checkpoints/memory_test::test_the_host_holds_a_shard_and_two_tensors_at_most""",
   "G5": """
@@ -207,7 +207,7 @@ CASES = {
     checkpoints/export_test::test_a_failed_export_leaves_nothing""",
   "G7": "checkpoints/export_test::test_one_shard_is_one_file_that_stays",
   "G8": """
-    checkpoints/weights_test::test_ids_without_an_embedding_are_refused_where_they_occur
+    checkpoints/loading_test::test_ids_without_an_embedding_are_refused_where_they_occur
     checkpoints/convert_test::test_verification_is_what_its_names_say""",
   "G9": """
     checkpoints/export_test::test_shards_keep_to_their_size_and_are_indexed
@@ -215,8 +215,8 @@ CASES = {
     checkpoints/export_parity_test::test_an_exported_folder_has_our_logits_in_transformers""",
   "H1": """
     training/checkpoint_test::test_eight_devices_write_what_any_number_reads
-    checkpoints/convert_test::test_eight_devices_write_and_any_number_reads
-    checkpoints/weights_test::test_slow_reading_says_that_it_goes_on""",
+    checkpoints/orbax_folder_test::test_eight_devices_write_and_any_number_reads
+    checkpoints/loading_test::test_slow_reading_says_that_it_goes_on""",
   "H2": "training/checkpoint_test::test_eight_devices_write_what_any_number_reads",
   "H3": """
     scoring/scorer_test::test_devices_change_nothing
@@ -468,7 +468,7 @@ FAULTS = {
     checkpoints/weights_test::test_the_head_alone_is_the_embedding_of_a_tied_model""",
   # ids beyond the embedding
   "facts-2": """
-    checkpoints/weights_test::test_ids_without_an_embedding_are_refused_where_they_occur""",
+    checkpoints/loading_test::test_ids_without_an_embedding_are_refused_where_they_occur""",
   # config and post-processor that disagree on the BOS
   "facts-3": """
     text/tokenizer_test::test_files_that_disagree_on_the_bos_are_called_out""",
@@ -489,18 +489,18 @@ FAULTS = {
     training/context_test::test_an_override_changes_the_table_and_is_written""",
   # F64 weights, integer buffers
   "facts-9": """
-    checkpoints/weights_test::test_weights_of_64_bits_are_read
-    checkpoints/weights_test::test_whole_numbers_are_named_for_what_they_are""",
+    checkpoints/hf_folder_test::test_weights_of_64_bits_are_read
+    checkpoints/hf_folder_test::test_whole_numbers_are_named_for_what_they_are""",
   # a LoRA adapter's folder
   "facts-10": """
-    checkpoints/weights_test::test_an_adapter_is_named""",
+    checkpoints/hf_folder_test::test_an_adapter_is_named""",
   # An exception in place of a sentence.
   # cut-off or empty safetensors
   "sentence-1": """
-    checkpoints/weights_test::test_a_damaged_file_is_named""",
+    checkpoints/hf_folder_test::test_a_damaged_file_is_named""",
   # git-lfs pointers
   "sentence-2": """
-    checkpoints/weights_test::test_a_damaged_file_is_named
+    checkpoints/hf_folder_test::test_a_damaged_file_is_named
     runtime/foreign_files_test::test_what_is_no_object_is_named""",
   # URLs without their package, or offline
   "sentence-3": """
