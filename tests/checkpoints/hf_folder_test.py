@@ -8,6 +8,7 @@ from safetensors.numpy import load_file, save_file
 from support import family_cases, saved_models
 from support.checks import refuses
 
+from longctx_jax import testing
 from longctx_jax.checkpoints import (
   loading,
 )

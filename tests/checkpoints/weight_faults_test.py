@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from support import saved_models
 
+from longctx_jax import testing
 from longctx_jax.checkpoints import (
   loading,
   weights,
