@@ -75,7 +75,7 @@ CASES = {
     text/corpus_test::test_every_format_holds_the_same_texts
     text/corpus_test::test_pretokenized_rows_decode_to_the_same_texts
     scoring/run_test::test_a_text_has_the_same_numbers_from_every_format""",
-  "B2": "text/corpus_test::test_absent_data_is_refused_at_once",
+  "B2": "text/row_files_test::test_absent_data_is_refused_at_once",
   "B5": "scoring/run_test::test_a_text_has_the_same_numbers_from_every_format",
   "B6": """
     scoring/scorer_test::test_scores_are_the_papers
@@ -111,7 +111,7 @@ CASES = {
     scoring/protocol_test::test_over_length_policies_at_the_limit
     evaluation/passes_test::test_a_shorter_context_cuts_or_skips""",
   "C7": "text/tokenizer_test::test_normalized_characters_are_confirmed_or_never_key",
-  "C8": "checkpoints/gguf/tensors_test::test_a_long_run_of_one_letter_tokenizes_in_time",
+  "C8": "checkpoints/gguf/tokenizer_test::test_a_long_run_of_one_letter_tokenizes_in_time",
   "C9": """
     scoring/scorer_test::test_the_first_window_is_the_long_pass_to_the_bit
     paper/windows_test::test_plan_is_the_papers_loop_and_scores_each_id_once
@@ -146,18 +146,18 @@ CASES = {
   "D8": "paper/contrast_test::test_a_difference_of_800_nats_gives_gamma_exactly",
   "F1": """
     parity_test::test_rope_tables_are_those_of_transformers
-    checkpoints/facts/config_json_test::test_old_and_new_schema_give_bit_equal_tables
+    checkpoints/facts/rope_schema_test::test_old_and_new_schema_give_bit_equal_tables
     checkpoints/facts/config_json_test::test_what_is_not_understood_is_refused_by_name
     model/rope_test::test_bad_configs_are_refused""",
   "F2": """
-    checkpoints/facts/config_json_test::test_old_and_new_schema_give_bit_equal_tables
+    checkpoints/facts/rope_schema_test::test_old_and_new_schema_give_bit_equal_tables
     checkpoints/facts/config_json_test::test_round_trip
     checkpoints/facts/published_models_test::test_a_published_config_gives_its_model
     parity_test::test_a_config_survives_transformers""",
   "F3": """
     checkpoints/facts/config_json_test::test_round_trip
     checkpoints/export_test::test_one_shard_is_one_file_that_stays
-    checkpoints/weights_test::test_an_odd_rope_table_is_called_out
+    checkpoints/weight_faults_test::test_an_odd_rope_table_is_called_out
     checkpoints/export_parity_test::test_an_exported_folder_has_our_logits_in_transformers
     checkpoints/family_parity_test::test_logits_are_those_of_transformers""",
   "F4": """
@@ -172,30 +172,30 @@ CASES = {
     checkpoints/facts/config_json_test::test_describe_rope_names_the_table_of_a_pass""",
   "F6": """
     parity_test::test_rope_tables_are_those_of_transformers
-    checkpoints/facts/config_json_test::test_yarn_attention_factor_follows_from_the_factor
-    checkpoints/facts/config_json_test::test_yarn_scales_of_all_dimensions""",
+    checkpoints/facts/rope_schema_test::test_yarn_attention_factor_follows_from_the_factor
+    checkpoints/facts/rope_schema_test::test_yarn_scales_of_all_dimensions""",
   "F7": """
     training/context_test::test_an_override_changes_the_table_and_is_written
     training/context_test::test_a_bad_override_is_refused
-    checkpoints/weights_test::test_an_odd_rope_table_is_called_out""",
+    checkpoints/weight_faults_test::test_an_odd_rope_table_is_called_out""",
   "F8": """
     model/transformer_test::test_a_sliding_window_hides_the_first_token
     model/attention_test::test_keys_out_of_sight_never_matter
-    checkpoints/facts/config_json_test::test_windows_are_read_per_layer
+    checkpoints/facts/families_test::test_windows_are_read_per_layer
     checkpoints/family_parity_test::test_logits_are_those_of_transformers""",
   "F9": "model/attention_test::test_head_sizes",
   "G1": """
-    checkpoints/weights_test::test_shards_load_to_the_same
+    checkpoints/hf_folder_test::test_shards_load_to_the_same
     checkpoints/weights_test::test_wrong_tensors_are_named
     checkpoints/weights_test::test_a_pattern_allows_missing_and_unexplained_tensors""",
   "G2": """
     checkpoints/weights_test::test_a_tied_head_may_be_stored_twice
-    checkpoints/weights_test::test_odd_weights_are_called_out
+    checkpoints/weight_faults_test::test_odd_weights_are_called_out
     parity_test::test_logits_are_those_of_transformers""",
   "G3": """
     checkpoints/gguf/tensors_test::test_tensors_come_back_in_hugging_face_layout
-    checkpoints/gguf/families_test::test_a_gguf_file_gives_the_model_of_its_safetensors
-    checkpoints/weights_test::test_other_layouts_are_refused_by_name""",
+    checkpoints/gguf/facts_test::test_a_gguf_file_gives_the_model_of_its_safetensors
+    checkpoints/hf_folder_test::test_other_layouts_are_refused_by_name""",
   "G4": """
     checkpoints/memory_test::test_the_host_holds_a_shard_and_two_tensors_at_most""",
   "G5": """
@@ -207,16 +207,16 @@ CASES = {
     checkpoints/export_test::test_a_failed_export_leaves_nothing""",
   "G7": "checkpoints/export_test::test_one_shard_is_one_file_that_stays",
   "G8": """
-    checkpoints/weights_test::test_ids_without_an_embedding_are_refused_where_they_occur
+    checkpoints/loading_test::test_ids_without_an_embedding_are_refused_where_they_occur
     checkpoints/convert_test::test_verification_is_what_its_names_say""",
   "G9": """
     checkpoints/export_test::test_shards_keep_to_their_size_and_are_indexed
-    checkpoints/gguf/tensors_test::test_the_tokenizer_can_be_written_as_files
+    checkpoints/gguf/tokenizer_test::test_the_tokenizer_can_be_written_as_files
     checkpoints/export_parity_test::test_an_exported_folder_has_our_logits_in_transformers""",
   "H1": """
     training/checkpoint_test::test_eight_devices_write_what_any_number_reads
-    checkpoints/convert_test::test_eight_devices_write_and_any_number_reads
-    checkpoints/weights_test::test_slow_reading_says_that_it_goes_on""",
+    checkpoints/orbax_folder_test::test_eight_devices_write_and_any_number_reads
+    checkpoints/loading_test::test_slow_reading_says_that_it_goes_on""",
   "H2": "training/checkpoint_test::test_eight_devices_write_what_any_number_reads",
   "H3": """
     scoring/scorer_test::test_devices_change_nothing
@@ -392,12 +392,12 @@ FAULTS = {
   # a row that could not be read once
   "lost-4": """
     scoring/run_test::test_a_row_that_can_be_read_now_is_scored
-    key_tokens/store_test::test_changed_and_failed_documents_are_written_again""",
+    key_tokens/writer_test::test_changed_and_failed_documents_are_written_again""",
   # a document that changed, or is gone
   "lost-5": """
     scoring/run_test::test_a_changed_text_is_scored_again_and_no_other
     scoring/run_test::test_documents_that_are_gone_are_pruned_on_request
-    key_tokens/store_test::test_documents_are_pruned_also_where_they_were_replaced
+    key_tokens/writer_test::test_documents_are_pruned_also_where_they_were_replaced
     key_tokens/store_test::test_a_store_that_changes_under_a_reader_is_called_out
     evaluation/identity_test::test_what_key_tokens_and_corpus_share_is_evaluated_on_request""",
   # Ctrl-C
@@ -442,8 +442,8 @@ FAULTS = {
     scripts_test::test_where_nothing_is_read_nothing_comes_next""",
   # a .json file that is one array
   "silent-5": """
-    text/corpus_test::test_an_array_of_json_is_read_row_by_row
-    text/corpus_test::test_json_that_holds_no_rows_is_refused_before_a_text_is_read""",
+    text/json_rows_test::test_an_array_of_json_is_read_row_by_row
+    text/json_rows_test::test_json_that_holds_no_rows_is_refused_before_a_text_is_read""",
   # log-probs of an engine that cut the prompt
   "silent-6": """
     evaluation/caveats_test::test_an_engine_that_cut_its_prompt_is_not_the_tokenizers_fault
@@ -454,9 +454,9 @@ FAULTS = {
     training/inventory_test::test_rows_with_short_contexts_are_counted_and_none_is_refused""",
   # subfolders, .md, compressed files
   "silent-8": """
-    text/corpus_test::test_a_folder_is_read_with_its_subfolders
-    text/corpus_test::test_compressed_files_read_like_others
-    text/corpus_test::test_a_damaged_compressed_file_is_named""",
+    text/row_files_test::test_a_folder_is_read_with_its_subfolders
+    text/streams_test::test_compressed_files_read_like_others
+    text/streams_test::test_a_damaged_compressed_file_is_named""",
   # progress within a document, compile, load
   "silent-9": """
     runtime/progress_test::test_a_long_document_tells_its_windows
@@ -468,7 +468,7 @@ FAULTS = {
     checkpoints/weights_test::test_the_head_alone_is_the_embedding_of_a_tied_model""",
   # ids beyond the embedding
   "facts-2": """
-    checkpoints/weights_test::test_ids_without_an_embedding_are_refused_where_they_occur""",
+    checkpoints/loading_test::test_ids_without_an_embedding_are_refused_where_they_occur""",
   # config and post-processor that disagree on the BOS
   "facts-3": """
     text/tokenizer_test::test_files_that_disagree_on_the_bos_are_called_out""",
@@ -480,7 +480,7 @@ FAULTS = {
     text/tokenizer_test::test_the_package_that_reads_a_vocabulary_is_named""",
   # a GGUF pre-tokenizer that is not known
   "facts-6": """
-    checkpoints/gguf/tensors_test::test_an_unknown_pre_tokenizer_is_read_from_beside""",
+    checkpoints/gguf/tokenizer_test::test_an_unknown_pre_tokenizer_is_read_from_beside""",
   # unknown fields that are false or 0
   "facts-7": """
     checkpoints/facts/config_json_test::test_what_is_not_understood_is_refused_by_name""",
@@ -489,23 +489,23 @@ FAULTS = {
     training/context_test::test_an_override_changes_the_table_and_is_written""",
   # F64 weights, integer buffers
   "facts-9": """
-    checkpoints/weights_test::test_weights_of_64_bits_are_read
-    checkpoints/weights_test::test_whole_numbers_are_named_for_what_they_are""",
+    checkpoints/hf_folder_test::test_weights_of_64_bits_are_read
+    checkpoints/hf_folder_test::test_whole_numbers_are_named_for_what_they_are""",
   # a LoRA adapter's folder
   "facts-10": """
-    checkpoints/weights_test::test_an_adapter_is_named""",
+    checkpoints/hf_folder_test::test_an_adapter_is_named""",
   # An exception in place of a sentence.
   # cut-off or empty safetensors
   "sentence-1": """
-    checkpoints/weights_test::test_a_damaged_file_is_named""",
+    checkpoints/hf_folder_test::test_a_damaged_file_is_named""",
   # git-lfs pointers
   "sentence-2": """
-    checkpoints/weights_test::test_a_damaged_file_is_named
+    checkpoints/hf_folder_test::test_a_damaged_file_is_named
     runtime/foreign_files_test::test_what_is_no_object_is_named""",
   # URLs without their package, or offline
   "sentence-3": """
-    text/corpus_test::test_urls_that_cannot_be_read_here_are_named
-    text/corpus_test::test_a_connection_that_breaks_later_is_named
+    text/row_files_test::test_urls_that_cannot_be_read_here_are_named
+    text/row_files_test::test_a_connection_that_breaks_later_is_named
     commands_test::test_a_mistake_is_one_line_and_status_2""",
   # a dtype that is none
   "sentence-4": """

@@ -10,24 +10,15 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from safetensors.numpy import load_file
-from support import family_cases
+from support import saved_models
 from support.command_line import ROOT
 
-from longctx_jax import testing
 from longctx_jax.checkpoints import convert, loading, weights
-from longctx_jax.checkpoints.facts import config_json
-from longctx_jax.model import parameters, sharding
+from longctx_jax.model import sharding
 
 SCRIPT = ROOT / "scripts" / "convert.py"
-
-
-def save(folder, name="llama"):
-  config = config_json.from_hf(family_cases.CASES[name], source=name)
-  testing.RandomSource(config, seed=2).save(folder)
-  return config
 
 
 def tensors_in(folder):
@@ -42,7 +33,7 @@ def tensors_in(folder):
 @pytest.mark.parametrize("dtype", ["", "bfloat16"])
 def test_to_orbax_and_back_is_bit_equal(name, dtype, tmp_path, mesh):
   """Cases G5."""
-  save(tmp_path / "in", name)
+  saved_models.save(tmp_path / "in", name)
   first, middle, last = (tmp_path / part for part in ("in", "orbax", "out"))
   convert.convert(str(first), str(middle), fmt="orbax", dtype=dtype)
   convert.convert(str(middle), str(last), fmt="hf", max_shard_bytes=30_000)
@@ -63,54 +54,8 @@ def test_to_orbax_and_back_is_bit_equal(name, dtype, tmp_path, mesh):
     assert loaded[0].checksum == loading.load_model(first, mesh=mesh).checksum
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_eight_devices_write_and_any_number_reads(dtype, tmp_path):
-  """Cases H1."""
-  save(tmp_path / "in", "qwen3_moe")
-  eight = sharding.make_mesh({"fsdp": 4, "tensor": 2})
-  model = loading.load_model(tmp_path / "in", mesh=eight, dtype=dtype)
-  convert.write_model(
-    model, str(tmp_path / "orbax"), fmt="orbax", origin=tmp_path / "in"
-  )
-  for count in (1, 2, 4):
-    mesh = sharding.make_mesh({"fsdp": count}, jax.devices()[:count])
-    again = loading.load_model(tmp_path / "orbax", mesh=mesh, dtype=dtype)
-    for (name, ours), theirs in zip(
-      parameters.flatten(again.params).items(),
-      parameters.flatten(model.params).values(),
-      strict=True,
-    ):
-      np.testing.assert_array_equal(ours[...], theirs[...], name, strict=True)
-      assert len(ours[...].sharding.device_set) == count
-
-
-def test_parameters_of_another_model_are_refused(tmp_path, mesh):
-  save(tmp_path / "in", "llama")
-  target = tmp_path / "orbax"
-  convert.convert(str(tmp_path / "in"), str(target), fmt="orbax")
-  text = (target / "config.json").read_text()
-  assert '"intermediate_size": 56' in text
-  (target / "config.json").write_text(text.replace(": 56", ": 48"))
-  message = r"up_proj.kernel was \[3, 40, 56\] and is \[3, 40, 48\]"
-  with pytest.raises(ValueError, match=message):
-    loading.load_model(target, mesh=mesh)
-
-
-def test_a_damaged_orbax_folder_is_named(tmp_path, mesh, monkeypatch):
-  testing.RandomSource(testing.tiny_config(), seed=0).save(tmp_path / "in")
-  target = tmp_path / "orbax"
-  convert.convert(str(tmp_path / "in"), str(target), fmt="orbax")
-
-  def fail(*args, **options):
-    raise RuntimeError("OUT_OF_RANGE")
-
-  monkeypatch.setattr(ocp.StandardCheckpointer, "restore", fail)
-  with pytest.raises(ValueError, match="orbax/params is damaged.*: convert"):
-    loading.load_model(target, mesh=mesh)
-
-
 def test_an_orbax_folder_is_converted_to_a_stated_dtype(tmp_path):
-  save(tmp_path / "in")
+  saved_models.save(tmp_path / "in")
   for source, target, fmt, dtype in (
     ("in", "orbax", "orbax", "float32"),
     ("orbax", "half", "hf", "bfloat16"),
@@ -218,7 +163,7 @@ def test_a_reference_of_something_else_is_refused(tmp_path):
 
 def test_the_script_ends_with_2_where_logits_differ(tmp_path):
   """Cases G5."""
-  save(tmp_path / "in")
+  saved_models.save(tmp_path / "in")
   wrong = dict(input_ids=np.ones((1, 3), int), logits=np.zeros((1, 3, 264)))
   np.savez(tmp_path / "r.npz", **wrong)
   done = subprocess.run(

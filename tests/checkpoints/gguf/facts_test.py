@@ -1,6 +1,7 @@
-"""Every family that GGUF files hold, against the same model's safetensors.
+"""The facts of GGUF files, and the models that they make.
 
-The files are written here as llama.cpp's converter writes them.
+Every family that such files hold, against the same model's safetensors. The
+files are written here as llama.cpp's converter writes them.
 """
 
 import dataclasses
@@ -8,12 +9,14 @@ import dataclasses
 import gguf
 import numpy as np
 import pytest
-from support import family_cases
+from support import family_cases, gguf_files
+from support.checks import refuses
 from tokenizers import pre_tokenizers
 
 from longctx_jax import testing
 from longctx_jax.checkpoints import loading
 from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints.gguf.tensors import GgufSource
 from longctx_jax.model import parameters as parameters_lib
 
 BLOCK = {
@@ -241,3 +244,158 @@ def test_the_largest_gemma_scales_queries_by_the_mean_width(
   write(tmp_path / "m.gguf", arch, config, source, facts)
   read = loading.open_source(tmp_path / "m.gguf").config
   assert read["query_pre_attn_scalar"] == 10  # 40 / 4, where head_dim is 12.
+
+
+def test_facts_are_those_of_a_config_json(tmp_path, rng):
+  path = gguf_files.write(tmp_path / "m.gguf", gguf_files.hf_weights(rng))
+  source = GgufSource(path)
+  assert source.config == {
+    "model_type": "llama",
+    "hidden_size": gguf_files.EMBED,
+    "intermediate_size": gguf_files.MLP,
+    "num_hidden_layers": 1,
+    "num_attention_heads": gguf_files.HEADS,
+    "num_key_value_heads": gguf_files.KV_HEADS,
+    "head_dim": gguf_files.HEAD_DIM,
+    "vocab_size": gguf_files.VOCAB,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+  }
+  config_json.from_hf(source.config, source=source.path)
+
+
+YARN = gguf.RopeScalingType.YARN
+LINEAR = gguf.RopeScalingType.LINEAR
+
+
+@pytest.mark.parametrize(
+  "facts, expected",
+  [
+    (
+      [("add_rope_scaling_type", LINEAR), ("add_rope_scaling_factor", 8.0)],
+      {"rope_type": "linear", "factor": 8.0},
+    ),
+    (
+      [("add_rope_scaling_factor", 8.0)],
+      {"rope_type": "linear", "factor": 8.0},
+    ),
+    (
+      [
+        ("add_rope_scaling_type", YARN),
+        ("add_rope_scaling_factor", 4.0),
+        ("add_rope_scaling_orig_ctx_len", 16),
+        ("add_rope_scaling_yarn_beta_fast", 24.0),
+      ],
+      {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 24.0,
+      },
+    ),
+    ([("add_rope_scaling_type", gguf.RopeScalingType.NONE)], {}),
+  ],
+)
+def test_rope_scaling_is_read(tmp_path, rng, facts, expected):
+  source = GgufSource(
+    gguf_files.write(
+      tmp_path / "m.gguf", gguf_files.hf_weights(rng), facts=facts
+    )
+  )
+  assert source.config["rope_parameters"] == {
+    "rope_type": "default",
+    "rope_theta": 50000.0,
+    **expected,
+  }
+  config_json.from_hf(source.config, source=source.path)
+
+
+def test_the_table_of_llama_3_1_is_recognised(tmp_path, rng):
+  """As llama.cpp computes it, for factor 32 (Llama 3.2)."""
+  factors = []
+  for i in range(0, gguf_files.HEAD_DIM, 2):
+    wavelength = 2 * np.pi * 500000.0 ** (i / gguf_files.HEAD_DIM)
+    smooth = (8192 / wavelength - 1) / (4 - 1)
+    if wavelength < 8192 / 4:
+      factors.append(1.0)
+    elif wavelength > 8192:
+      factors.append(32.0)
+    else:
+      factors.append(1 / ((1 - smooth) / 32 + smooth))
+  assert len(set(factors)) == 3
+  extra = [("rope_freqs.weight", np.array(factors, np.float32))]
+  path = gguf_files.write(
+    tmp_path / "m.gguf", gguf_files.hf_weights(rng), extra=extra, theta=500000.0
+  )
+  source = GgufSource(path)
+  assert source.config["rope_parameters"] == {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+  }
+  config_json.from_hf(source.config, source=source.path)
+
+
+def test_a_sliding_window_makes_it_a_mistral(tmp_path, rng):
+  facts = [("add_sliding_window", 16)]
+  source = GgufSource(
+    gguf_files.write(
+      tmp_path / "m.gguf", gguf_files.hf_weights(rng), facts=facts
+    )
+  )
+  config = config_json.from_hf(source.config, source=source.path)
+  assert config.model_type == "mistral" and config.windows == (16,)
+
+
+@pytest.mark.parametrize(
+  "options, message",
+  [
+    (
+      {"arch": "gemma"},
+      "'gemma' is not supported .*llama, qwen2, qwen3, qwen3moe, gemma2",
+    ),
+    (
+      {"extra": [("rope_freqs.weight", np.full(4, 2, np.float32))]},
+      "not the table of Llama 3.1 to 3.3.*safetensors",
+    ),
+    (
+      {"extra": [("blk.0.ffn_gate_exps.weight", np.ones(4, np.float32))]},
+      "tensor blk.0.ffn_gate_exps.weight is not understood",
+    ),
+    (
+      {"facts": [("add_rope_scaling_type", gguf.RopeScalingType.LONGROPE)]},
+      "'longrope' is not supported",
+    ),
+    (
+      {"facts": [("add_rope_scaling_type", LINEAR)]},
+      "scaling.factor is missing",
+    ),
+    ({"facts": [("add_expert_shared_count", 1)]}, "expert_shared_count=1"),
+    ({"facts": [("add_rope_dimension_count", 4)]}, "dimension_count=4, but"),
+    (
+      {"arch": "qwen2", "facts": [("add_sliding_window", 16)]},
+      "which layers have it",
+    ),
+    (
+      {"facts": [("add_array", "llama.rope.dimension_count", [8, 8])]},
+      "differs between layers",
+    ),
+    ({"facts": [("add_uint16", "split.count", 3)]}, "one of 3 parts"),
+  ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+  tmp_path, rng, options, message
+):
+  path = gguf_files.write(
+    tmp_path / "m.gguf", gguf_files.hf_weights(rng), **options
+  )
+  with refuses(f"m.gguf: .*{message}"):
+    GgufSource(path)
