@@ -265,8 +265,8 @@ CASES = {
     training/metrics_test::test_steps_are_pooled_and_never_a_mean_of_means""",
   "I8": """
     training/losses_test::test_fused_equals_the_plain_composition
-    training/losses_test::test_fused_on_a_mesh_equals_fused_on_one_device
-    training/losses_test::test_weight_zero_contributes_exactly_nothing
+    training/head_sweep_test::test_fused_on_a_mesh_equals_fused_on_one_device
+    training/head_sweep_test::test_weight_zero_contributes_exactly_nothing
     training/step_test::test_stored_weights_multiply_each_targets_gradient""",
   "I9": """
     configs_test::test_every_field_is_read_by_the_package

@@ -1,47 +1,14 @@
 import dataclasses
-import functools
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from support.attention_problems import CASES, problem
 
 from longctx_jax import testing
-from longctx_jax.model import attention, sharding
-from longctx_jax.model.attention_spec import AttentionSpec
-from longctx_jax.model.backends import blockwise, cudnn, splash
-
-# rows, keys, first row, window, sink, segments, cap
-CASES = [
-  (1, 1, 0, 0, 0, False, 0.0),
-  (37, 37, 0, 0, 0, False, 0.0),
-  (64, 64, 0, 0, 0, True, 0.0),
-  (129, 129, 0, 30, 0, False, 0.0),
-  (129, 129, 0, 30, 4, False, 0.0),
-  (129, 129, 0, 30, 45, True, 0.0),
-  (50, 129, 79, 0, 0, False, 0.0),
-  (50, 129, 79, 30, 4, False, 20.0),
-  (31, 200, 100, 40, 70, True, 0.0),
-]
-
-
-def problem(rng, case, head_dim=12, dtype=jnp.float32):
-  rows, keys, first, window, sink, segments, cap = case
-
-  def normal(length, heads):
-    x = rng.normal(size=(2, length, heads, head_dim))
-    return jnp.asarray(x, dtype)
-
-  qkv = normal(rows, 6), normal(keys, 2), normal(keys, 2)
-  ids = np.sort(rng.integers(0, 4, (2, keys)), axis=1) if segments else None
-  spec = AttentionSpec(
-    q_offset=first, window=window, sink_len=sink, softcap=cap, scale=0.3
-  )
-  ids = None if ids is None else jnp.asarray(ids)
-  return qkv, dict(spec=spec, segment_ids=ids)
+from longctx_jax.model import attention
 
 
 def definition(qkv, spec, segment_ids):
@@ -73,51 +40,6 @@ def test_plain_attention_is_the_definition(rng, case):
   np.testing.assert_allclose(got, definition(qkv, **kwargs), atol=2e-6)
 
 
-@pytest.fixture
-def interpreted(monkeypatch):
-  """Makes the backend `splash` run on CPU."""
-  function = functools.partial(splash.splash_attention, interpret=True)
-  monkeypatch.setitem(attention._FUNCTIONS, "splash", function)
-
-
-def assert_equals_plain(rng, backend, qkv, kwargs):
-  """In value and gradient."""
-  weights = jnp.asarray(rng.normal(size=qkv[0].shape), jnp.float32)
-
-  def run(backend):
-    def loss(*qkv):
-      out = attention.attention(*qkv, **kwargs, backend=backend)
-      return (weights * out).sum(), out
-
-    return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*qkv)
-
-  (_, got), got_grads = run(backend)
-  (_, expected), expected_grads = run("plain")
-  np.testing.assert_allclose(got, expected, atol=2e-6)
-  for a, b in zip(got_grads, expected_grads, strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-5)
-
-
-@pytest.mark.parametrize("block", [16, 256])
-@pytest.mark.parametrize("case", CASES)
-def test_blockwise_equals_plain(rng, monkeypatch, case, block):
-  monkeypatch.setattr(blockwise, "_BLOCK", block)
-  assert_equals_plain(rng, "blockwise", *problem(rng, case))
-
-
-@pytest.mark.parametrize(
-  "case",
-  [
-    (37, 37, 0, 0, 0, False, 0.0),
-    (50, 129, 79, 30, 4, False, 20.0),
-    (31, 200, 100, 40, 70, True, 0.0),
-    (250, 1000, 750, 300, 4, False, 0.0),  # blocks of 256 and 512
-  ],
-)
-def test_splash_equals_plain(rng, interpreted, case):
-  assert_equals_plain(rng, "splash", *problem(rng, case))
-
-
 @pytest.mark.parametrize(
   ("backend", "head_dim"),
   [("blockwise", n) for n in (16, 64, 80, 96, 192)]
@@ -130,107 +52,6 @@ def test_head_sizes(rng, interpreted, backend, head_dim):
   got = attention.attention(*qkv, **kwargs, backend=backend)
   expected = attention.attention(*qkv, **kwargs, backend="plain")
   np.testing.assert_allclose(got, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-  ("sizes", "spec"),
-  [
-    # "context" takes no part.
-    ({"fsdp": 2, "tensor": 2, "context": 2}, ("fsdp", None, "tensor")),
-    # 4 does not divide the 2 key heads, nor 8 the batch of 2.
-    ({"fsdp": 2, "tensor": 4}, ("fsdp",)),
-    ({"fsdp": 8}, ()),
-  ],
-)
-def test_splash_is_split_over_the_mesh(rng, interpreted, sizes, spec):
-  mesh = sharding.make_mesh(sizes)
-  qkv, kwargs = problem(rng, (9, 20, 11, 5, 2, True, 0.0))
-  with jax.set_mesh(mesh):
-    assert_equals_plain(rng, "splash", qkv, kwargs)
-    out = attention.attention(*qkv, **kwargs, backend="splash")
-  expected = NamedSharding(mesh, PartitionSpec(*spec))
-  assert out.sharding.is_equivalent_to(expected, out.ndim)
-
-
-def test_a_model_with_splash_equals_itself(rng, interpreted, mesh):
-  # Windows that differ by layer, and last rows only, inside the scan.
-  config = testing.tiny_config(
-    model_type="qwen2",
-    qkv_bias=True,
-    windows=(0, 5, 5),
-    num_layers=3,
-    sink_len=2,
-  )
-  model = testing.tiny_model(config, mesh=mesh)
-  ids = jnp.asarray(rng.integers(0, 256, (2, 23)))
-
-  @functools.partial(jax.jit, static_argnums=0)
-  def hidden(backend):
-    module = nnx.merge(model.graphdef, model.params)
-    return module(ids, score_rows=(11, 17), backend=backend)
-
-  np.testing.assert_allclose(hidden("splash"), hidden("plain"), atol=1e-5)
-
-
-@pytest.mark.parametrize("sink_len", [0, 1, 4, 6])
-def test_blocks_of_the_splash_mask_make_up_the_whole(sink_len):
-  rows, keys = np.arange(8)[:, None], np.arange(16)[None]
-  for window, q_offset in np.ndindex(13, 9):
-    if sink_len and not window:
-      continue
-    seen = keys <= rows + q_offset
-    if window:
-      seen &= (keys > rows + q_offset - window) | (keys < sink_len)
-    spec = AttentionSpec(1.0, q_offset, window, sink_len)
-    sight = splash._Sight(8, 16, spec)
-    blocks = [
-      [sight[i : i + 4, j : j + 4] for j in range(0, 16, 4)] for i in (0, 4)
-    ]
-    np.testing.assert_array_equal(np.block(blocks), seen)
-
-
-def test_the_splash_mask_shares_its_uniform_blocks():
-  # cases E5: 2**40 pairs of positions
-  spec = AttentionSpec(1.0, window=2**16, sink_len=2**10)
-  sight = splash._Sight(2**20, 2**20, spec)
-  first, last = slice(0, 512), slice(2**20 - 512, 2**20)
-  sink, forgotten = slice(512, 1024), slice(1024, 1536)
-  assert sight[last, first] is sight[last, sink]
-  assert sight[last, forgotten] is sight[first, last]
-  assert sight[last, sink].all() and not sight[last, forgotten].any()
-
-
-@pytest.mark.parametrize(
-  "case",
-  [case for case in CASES if not any(case[4:])] + [(9, 99, 5, 7, 0, 0, 0)],
-)
-def test_cudnn_is_asked_for_plain_attention(rng, monkeypatch, case):
-  # The kernel needs a GPU; XLA takes the same arguments.
-  compute = jax.nn.dot_product_attention
-
-  def stand_in(*args, implementation, **kwargs):
-    assert implementation == "cudnn"
-    assert all(x.shape[1] % 128 == 0 for x in args)
-    return compute(*args, **kwargs, implementation="xla")
-
-  monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-  monkeypatch.setattr(cudnn, "DTYPES", ("float32",))
-  assert_equals_plain(rng, "cudnn", *problem(rng, case))
-
-
-@pytest.mark.parametrize(
-  ("case", "dtype", "named"),
-  [
-    ((9, 9, 0, 4, 2, False, 0.0), jnp.float16, "sink_len"),
-    ((9, 9, 0, 0, 0, True, 0.0), jnp.bfloat16, "segment_ids"),
-    ((9, 9, 0, 0, 0, False, 5.0), jnp.bfloat16, "softcap"),
-    ((9, 9, 0, 0, 0, False, 0.0), jnp.float32, "dtype float32"),
-  ],
-)
-def test_cudnn_refuses_what_it_has_not(rng, case, dtype, named):
-  qkv, kwargs = problem(rng, case, dtype=dtype)
-  with pytest.raises(ValueError, match=f"not do {named}.*use 'blockwise'"):
-    attention.attention(*qkv, **kwargs, backend="cudnn")
 
 
 def changed(spec, segment_ids, *qkv, **changes):
@@ -314,21 +135,6 @@ def test_the_self_check_has_the_cap_and_scale_of_the_model(lost):
   assert "output is off by" in found
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_the_self_check_passes_blockwise(dtype):
-  config = testing.tiny_config(windows=(100, 100), sink_len=9)
-  assert not attention.find_fault(
-    blockwise.blockwise_attention, config, dtype=dtype
-  )
-
-
-@pytest.mark.slow
-def test_the_self_check_passes_splash():
-  function = functools.partial(splash.splash_attention, interpret=True)
-  config = testing.tiny_config(windows=(0, 100), sink_len=9)
-  assert not attention.find_fault(function, config, dtype="bfloat16")
-
-
 @pytest.mark.parametrize(
   ("platform", "dtype", "changes", "expected"),
   [
@@ -392,21 +198,6 @@ def test_keys_out_of_sight_never_matter(rng):
   np.testing.assert_array_equal(last(qkv), last(other))
   sunk = dict(sink_len=1)
   assert np.abs(last(qkv, **sunk) - last(other, **sunk)).max() > 0.1
-
-
-def test_memory_grows_with_length_and_not_with_its_square():
-  # cases E1: the scores of 4,096 positions and 6 heads alone are 400 MB
-  q = jax.ShapeDtypeStruct((1, 4096, 6, 16), jnp.float32)
-  k = jax.ShapeDtypeStruct((1, 4096, 2, 16), jnp.float32)
-
-  def grads(q, k, v):
-    return jax.grad(
-      lambda *qkv: attention.attention(*qkv, AttentionSpec(0.25)).sum(),
-      (0, 1, 2),
-    )(q, k, v)
-
-  memory = jax.jit(grads).lower(q, k, k).compile().memory_analysis()
-  assert memory.temp_size_in_bytes < 30 * 2**20
 
 
 def test_unknown_backend_is_named(rng):

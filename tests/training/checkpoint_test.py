@@ -143,19 +143,6 @@ def test_arrays_of_another_model_are_refused_by_name(on_eight):
   saved.close()
 
 
-def test_a_description_needs_no_arrays():
-  mesh = sharding.make_mesh({"fsdp": -1})
-  model = testing.tiny_model(CONFIG, mesh=mesh)
-  state = state_lib.create(model, RULE)
-  for leaf, like in zip(
-    jax.tree.leaves(state),
-    jax.tree.leaves(program.describe_state(model, RULE)),
-    strict=True,
-  ):
-    assert (leaf.shape, leaf.dtype) == (like.shape, like.dtype)
-    assert leaf.sharding == like.sharding
-
-
 def test_twenty_saves_leave_no_memory_behind(tmp_path):
   """Case H9, with 8 MiB a save."""
   state = {"params": nnx.State({"a": jnp.zeros((2, 1 << 20))})}

@@ -1,0 +1,104 @@
+"""The Splash kernel, interpreted: the plain attention, also over a mesh."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from support.attention_problems import assert_equals_plain, problem
+
+from longctx_jax import testing
+from longctx_jax.model import attention, sharding
+from longctx_jax.model.attention_spec import AttentionSpec
+from longctx_jax.model.backends import splash
+
+
+@pytest.mark.parametrize(
+  "case",
+  [
+    (37, 37, 0, 0, 0, False, 0.0),
+    (50, 129, 79, 30, 4, False, 20.0),
+    (31, 200, 100, 40, 70, True, 0.0),
+    (250, 1000, 750, 300, 4, False, 0.0),  # blocks of 256 and 512
+  ],
+)
+def test_splash_equals_plain(rng, interpreted, case):
+  assert_equals_plain(rng, "splash", *problem(rng, case))
+
+
+@pytest.mark.parametrize(
+  ("sizes", "spec"),
+  [
+    # "context" takes no part.
+    ({"fsdp": 2, "tensor": 2, "context": 2}, ("fsdp", None, "tensor")),
+    # 4 does not divide the 2 key heads, nor 8 the batch of 2.
+    ({"fsdp": 2, "tensor": 4}, ("fsdp",)),
+    ({"fsdp": 8}, ()),
+  ],
+)
+def test_splash_is_split_over_the_mesh(rng, interpreted, sizes, spec):
+  mesh = sharding.make_mesh(sizes)
+  qkv, kwargs = problem(rng, (9, 20, 11, 5, 2, True, 0.0))
+  with jax.set_mesh(mesh):
+    assert_equals_plain(rng, "splash", qkv, kwargs)
+    out = attention.attention(*qkv, **kwargs, backend="splash")
+  expected = NamedSharding(mesh, PartitionSpec(*spec))
+  assert out.sharding.is_equivalent_to(expected, out.ndim)
+
+
+def test_a_model_with_splash_equals_itself(rng, interpreted, mesh):
+  # Windows that differ by layer, and last rows only, inside the scan.
+  config = testing.tiny_config(
+    model_type="qwen2",
+    qkv_bias=True,
+    windows=(0, 5, 5),
+    num_layers=3,
+    sink_len=2,
+  )
+  model = testing.tiny_model(config, mesh=mesh)
+  ids = jnp.asarray(rng.integers(0, 256, (2, 23)))
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def hidden(backend):
+    module = nnx.merge(model.graphdef, model.params)
+    return module(ids, score_rows=(11, 17), backend=backend)
+
+  np.testing.assert_allclose(hidden("splash"), hidden("plain"), atol=1e-5)
+
+
+@pytest.mark.parametrize("sink_len", [0, 1, 4, 6])
+def test_blocks_of_the_splash_mask_make_up_the_whole(sink_len):
+  rows, keys = np.arange(8)[:, None], np.arange(16)[None]
+  for window, q_offset in np.ndindex(13, 9):
+    if sink_len and not window:
+      continue
+    seen = keys <= rows + q_offset
+    if window:
+      seen &= (keys > rows + q_offset - window) | (keys < sink_len)
+    spec = AttentionSpec(1.0, q_offset, window, sink_len)
+    sight = splash._Sight(8, 16, spec)
+    blocks = [
+      [sight[i : i + 4, j : j + 4] for j in range(0, 16, 4)] for i in (0, 4)
+    ]
+    np.testing.assert_array_equal(np.block(blocks), seen)
+
+
+def test_the_splash_mask_shares_its_uniform_blocks():
+  # cases E5: 2**40 pairs of positions
+  spec = AttentionSpec(1.0, window=2**16, sink_len=2**10)
+  sight = splash._Sight(2**20, 2**20, spec)
+  first, last = slice(0, 512), slice(2**20 - 512, 2**20)
+  sink, forgotten = slice(512, 1024), slice(1024, 1536)
+  assert sight[last, first] is sight[last, sink]
+  assert sight[last, forgotten] is sight[first, last]
+  assert sight[last, sink].all() and not sight[last, forgotten].any()
+
+
+@pytest.mark.slow
+def test_the_self_check_passes_splash():
+  function = functools.partial(splash.splash_attention, interpret=True)
+  config = testing.tiny_config(windows=(0, 100), sink_len=9)
+  assert not attention.find_fault(function, config, dtype="bfloat16")

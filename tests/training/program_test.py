@@ -1,0 +1,55 @@
+"""Programs are compiled for a mesh, on shapes that need no arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from longctx_jax import testing
+from longctx_jax.model import sharding
+from longctx_jax.training import program
+from longctx_jax.training import state as state_lib
+
+RULE = optax.adam(1e-3)
+CONFIG = testing.tiny_config(vocab_size=264)
+
+
+def test_a_description_needs_no_arrays():
+  mesh = sharding.make_mesh({"fsdp": -1})
+  model = testing.tiny_model(CONFIG, mesh=mesh)
+  state = state_lib.create(model, RULE)
+  for leaf, like in zip(
+    jax.tree.leaves(state),
+    jax.tree.leaves(program.describe_state(model, RULE)),
+    strict=True,
+  ):
+    assert (leaf.shape, leaf.dtype) == (like.shape, like.dtype)
+    assert leaf.sharding == like.sharding
+
+
+@pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 2, "fsdp": 2}])
+def test_rows_of_a_batch_are_split_over_the_mesh(sizes):
+  count = int(np.prod(list(sizes.values())))
+  mesh = sharding.make_mesh(sizes, jax.devices()[:count])
+  ids = np.arange(24).reshape(8, 3)
+  placed = program.place_batch({"inputs": ids}, mesh)["inputs"]
+  np.testing.assert_array_equal(placed, ids)
+  shapes = {shard.data.shape for shard in placed.addressable_shards}
+  assert shapes == {(8 // count, 3)}
+
+
+def test_a_program_knows_its_mesh_and_says_what_it_takes(caplog):
+  mesh = sharding.make_mesh({"fsdp": 4}, jax.devices()[:4])
+
+  def ways(x):
+    return x + sharding.axis_size("fsdp")
+
+  with caplog.at_level("INFO"):
+    compiled = program.compile_on(
+      mesh, ways, jax.ShapeDtypeStruct((2**20,), jnp.float32)
+    )
+  # 4 MiB.
+  assert "compiled ways in" in caplog.text
+  assert "0.00 GiB of arguments" in caplog.text
+  assert (compiled(jnp.ones(2**20)) == 5).all()
