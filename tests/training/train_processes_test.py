@@ -30,7 +30,7 @@ def step(process, count, port, out):
   if count > 1:
     jax.distributed.initialize(f"127.0.0.1:{port}", count, process)
   from jax.experimental import multihost_utils
-  from train_step_test import CONFIG, LIVE, make_batch, make_documents
+  from step_test import CONFIG, LIVE, make_batch, make_documents
 
   from longctx_jax import testing
   from longctx_jax.model import parameters, sharding
