@@ -24,6 +24,7 @@ from absl import logging  # noqa: E402
 from support import tiny_runs  # noqa: E402
 from support.checks import one_device_mesh  # noqa: E402
 
+LEVEL = logging.get_absl_logger().level
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -57,6 +58,12 @@ def no_network(monkeypatch):
       raise OSError(f"the tests need no network, but connect to {address}")
 
   monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(autouse=True)
+def level_of_the_log():
+  """Scripts that run in this process set it; each test finds the same."""
+  logging.get_absl_logger().setLevel(LEVEL)
 
 
 @pytest.fixture
