@@ -13,7 +13,9 @@ TEXTS = ["abcde", "fghij", "klmno"]
 @pytest.fixture
 def rows():
   return [
-    records.make_row(text, [-1.0] * 4, [-9.0] * 4, doc_id=f"d{i}", doc_index=i)
+    records.make_row(
+      text, [-1.0] * 4, [-9.0] * 4, doc_id=f"d{i}", doc_index=9 - i
+    )
     for i, text in enumerate(TEXTS)
   ]
 
