@@ -54,7 +54,9 @@ def rows_of(workdir):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-  return tmp_path_factory.mktemp("train")
+  made = tmp_path_factory.mktemp("train")
+  make_config(made)  # A model and a document, whichever test comes first.
+  return made
 
 
 @pytest.fixture(scope="module")
