@@ -105,6 +105,20 @@ def define_data_flags() -> Callable[[], dict[str, Any]]:
   }
 
 
+def define_values(**flags_of: tuple[Any, str]) -> Callable[[], dict[str, Any]]:
+  """Defines a flag for each name=(default, help); returns how to read them."""
+  define = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    str: flags.DEFINE_string,
+  }
+  holders = {
+    name: define[type(default)](name, default, text)
+    for name, (default, text) in flags_of.items()
+  }
+  return lambda: {name: one.value for name, one in holders.items()}
+
+
 def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
   """Sets dotted fields of a config, except where the value is None."""
   config.update_from_flattened_dict(
@@ -289,6 +303,8 @@ def _outputs() -> dict[str, str]:
 
 
 def _fail(error: BaseException | str) -> NoReturn:
+  if isinstance(error, failures.Several):
+    _end("\n".join(f"error: {one}" for one in error.sentences), 2)
   # ml_collections wraps a KeyError, whose text would come out quoted.
   while isinstance(error, AttributeError | KeyError) and error.args:
     error = error.args[0]
@@ -338,7 +354,7 @@ def _run(
       raise
     if VERBOSE.value:
       traceback.print_exception(error)
-    _fail(sentence)
+    _fail(error if isinstance(error, failures.Several) else sentence)
 
 
 def _hand_over() -> None:

@@ -24,6 +24,7 @@ from longctx_jax.checkpoints.tensor_source import TensorSource
 from longctx_jax.model import defaults, parameters, sharding
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.runtime import foreign_files
 from longctx_jax.runtime.progress import heartbeat
 from longctx_jax.text import tokenizer_files
 from longctx_jax.text.tokenizer import TextTokenizer
@@ -125,12 +126,7 @@ def describe_model(
   """
   name = str(path)
   folder, revision = hub.resolve(name)
-  if orbax_folder.is_orbax(folder):
-    config = orbax_folder.read_config(folder)
-  elif step_folder.is_step(folder):
-    config = step_folder.read_config(folder)
-  else:
-    config = read_config(open_source(folder), name=name)
+  config = read_facts(folder, name=name)
   graphdef, params = parameters.abstract_model(config, jnp.dtype(dtype))
   return LoadedModel(
     name=name,
@@ -143,6 +139,32 @@ def describe_model(
     revision=revision,
     weight_format="",
   )
+
+
+def read_facts(
+  folder: pathlib.Path, *, name: str, weights_here: bool = True
+) -> ModelConfig:
+  """The facts of a model.
+
+  Args:
+    folder: what `hub.resolve` found.
+    name: of the model, for messages.
+    weights_here: whether the tensors are to be looked at: whether all are
+      there, and what they say of the output head. False where they have not
+      been downloaded.
+
+  Raises:
+    FileNotFoundError: a missing file; it is named.
+    ValueError: a checkpoint that cannot be read faithfully.
+  """
+  if orbax_folder.is_orbax(folder):
+    return orbax_folder.read_config(folder)
+  if step_folder.is_step(folder):
+    return step_folder.read_config(folder)
+  if weights_here:
+    return read_config(open_source(folder), name=name)
+  fields = foreign_files.read_json(folder / "config.json")
+  return config_json.from_hf(fields, source=name)
 
 
 def stored_checksum(path: str | pathlib.Path) -> str:

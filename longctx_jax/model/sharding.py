@@ -31,22 +31,39 @@ def make_mesh(
       of devices.
   """
   devices = jax.devices() if devices is None else devices
+  shape = mesh_shape(sizes, len(devices))
+  return jax.make_mesh(
+    tuple(shape.values()),
+    AXES,
+    axis_types=(AxisType.Auto,) * 4,
+    devices=devices,
+  )
+
+
+def mesh_shape(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+  """Devices per axis of the mesh that `make_mesh` would make of `count`.
+
+  Args:
+    sizes: as `make_mesh` takes them.
+    count: devices in all.
+
+  Raises:
+    ValueError: see `make_mesh`.
+  """
   unknown = sorted(set(sizes) - set(AXES))
   if unknown:
     raise ValueError(f"mesh axes {unknown} are not among {AXES}")
   shape = [sizes[axis] if axis in sizes else 1 for axis in AXES]
   fixed = math.prod(size for size in shape if size != -1)
-  if -1 in shape and fixed and len(devices) % fixed == 0:
-    shape[shape.index(-1)] = len(devices) // fixed
-  if min(shape) < 1 or math.prod(shape) != len(devices):
+  if -1 in shape and fixed and count % fixed == 0:
+    shape[shape.index(-1)] = count // fixed
+  if min(shape) < 1 or math.prod(shape) != count:
     raise ValueError(
       f"mesh {dict(zip(AXES, shape, strict=True))} does not cover the "
-      f"{len(devices)} devices: the product of the sizes must be "
-      f"{len(devices)}, with at most one -1"
+      f"{count} devices: the product of the sizes must be "
+      f"{count}, with at most one -1"
     )
-  return jax.make_mesh(
-    tuple(shape), AXES, axis_types=(AxisType.Auto,) * 4, devices=devices
-  )
+  return dict(zip(AXES, shape, strict=True))
 
 
 def infer_shardings(
