@@ -271,7 +271,8 @@ def _run(
     _hand_over()
     before()
     device.start(PLATFORM.value or platform, cache=CACHE.value)
-    print(device.describe(), flush=True)
+    if not platform:  # What runs no model leaves its tables alone on stdout.
+      print(device.describe(), flush=True)
     device.require_seen(PLATFORM.value or platform)
     main()
     sys.stdout.flush()

@@ -529,7 +529,7 @@ FAULTS = {
     commands_test::test_a_mistake_is_one_line_and_status_2""",
   # the model "."
   "sentence-9": """
-    evaluation/run_test::test_the_folder_one_is_in_has_a_name""",
+    evaluation/names_test::test_the_folder_one_is_in_has_a_name""",
   # a config without a model
   "sentence-10": """
     commands_test::test_a_mistake_is_one_line_and_status_2""",
