@@ -11,7 +11,7 @@ GOLDEN_DIR ?=
 
 .PHONY: demo test test-slow test-parity test-golden test-latest
 .PHONY: test-data-tools test-transformers4 test-tokenizers
-.PHONY: test-notebook test-tpu-compile lint bench clean
+.PHONY: test-notebook test-tpu-compile lint docs bench clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py --workdir runs/demo --overwrite
@@ -60,6 +60,11 @@ test-notebook: .venv/notebook
 test-latest: .venv-latest/ready
 	$(subst $(BIN),.venv-latest/bin,$(PYTEST)) -q -n auto -m "$(FAST)"
 
+# docs/_build/html: the pages and the docstrings; a warning is an error.
+docs: .venv/docs
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m sphinx -q -W --keep-going -b html \
+	  docs docs/_build/html
+
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -73,6 +78,10 @@ bench: .venv/ready .venv-parity/ready
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -r requirements.txt -r requirements-dev.txt
 	$(BIN)/pip install -q --no-deps -r requirements-demo.txt -e .
+	touch $@
+
+.venv/docs: .venv/ready requirements-docs.txt
+	$(BIN)/pip install -q -r requirements-docs.txt
 	touch $@
 
 .venv/notebook: .venv/ready requirements-notebook.txt
@@ -134,4 +143,4 @@ bench: .venv/ready .venv-parity/ready
 
 clean:
 	rm -rf .venv .venv-parity .venv-data-tools .venv-latest .venv-tpu \
-	  .venv-transformers4 .venv-tokenizers .jax_cache runs
+	  .venv-transformers4 .venv-tokenizers .jax_cache runs docs/_build
