@@ -73,8 +73,8 @@ class Scorer:
     """Long pass only; documents come back as their batch is full.
 
     Args:
-      jobs: each a `Job`. Anything else passes through, in its place: a document that
-        needs no pass is not kept waiting for those that do.
+      jobs: each a `Job`. Anything else passes through, in its place: a
+        document that needs no pass is not kept waiting for those that do.
 
     Yields:
       `Scores` of each, and what passed through.
