@@ -9,7 +9,7 @@ PG-19 goes where configs/llama2_7b.py finds it, by --source tfds or hub.
 
 from absl import flags
 
-from longctx_jax import commands
+from longctx_jax import commands, fields
 from longctx_jax.experiments import govreport, pg19, slice_check
 from longctx_jax.key_tokens import merging
 from longctx_jax.text import corpus
@@ -17,7 +17,7 @@ from longctx_jax.text import corpus
 _OUTPUT = flags.DEFINE_string("output", "", "Parquet, or workdir, to write")
 _SOURCE = flags.DEFINE_string("source", "", "tokenized set; tfds or hub")
 _TOKENIZER = flags.DEFINE_string("tokenizer", "", "Llama 2's; the evaluator's")
-_LIMITS = commands.define_values(
+_LIMITS = fields.define_values(
   min_ids=(govreport.MIN_IDS, "ids of a report"),
   documents=(govreport.DOCUMENTS, "reports"),
   max_ids=(govreport.MAX_IDS, "ids kept of each"),

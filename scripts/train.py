@@ -3,10 +3,12 @@ r"""Fine-tunes a model with LongCE, or CE, to a longer context.
   python scripts/train.py --config configs/llama2_7b.py --workdir runs/llama2
   python scripts/train.py --config configs/smollm2_135m.py:train \
     --data my.txt --workdir runs/smollm2
+  python scripts/train.py --config configs/tiny.py --model MODEL \
+    --data my.txt --workdir runs/tiny --config.optimizer.steps=50
 
 What is missing is said first. The same command goes on where a run was stopped;
-with --restart_at STEP, from that checkpoint with a new optimizer. Stored
-weights: scripts/score.py --chunk_len SEQ_LEN, then --key_tokens.
+with --restart_at STEP, from that checkpoint with a new optimizer. Weights from
+an evaluator: scripts/score.py --chunk_len SEQ_LEN, and its workdir as --keys.
 """
 
 import functools
@@ -14,17 +16,18 @@ import functools
 import jax
 from absl import flags
 
-from longctx_jax import commands
+from longctx_jax import commands, fields
 from longctx_jax.runtime import processes
 from longctx_jax.training import preflight, run
 
-_CONFIG = commands.define_config("llama2_7b.py")
-_WORKDIR = flags.DEFINE_string("workdir", None, "all output", required=True)
-_MODEL = flags.DEFINE_string("model", None, "folder, hub id or .gguf file")
-_DATA = flags.DEFINE_multi_string("data", None, "file, folder, glob or URL")
-_TEXT = flags.DEFINE_string("text_column", None, "column of the text")
-_KEYS = flags.DEFINE_string("key_tokens", None, "scored workdir: weights")
-_JOIN = flags.DEFINE_string("distributed", "", "auto, or HOST:PORT,COUNT,INDEX")
+_CONFIG = commands.define_config("llama2_7b.py", fields.TRAINING)
+_FIELDS = fields.define_training()
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "holds all output", required=True
+)
+_JOIN = flags.DEFINE_string(
+  "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
+)
 _RESTART = flags.DEFINE_integer("restart_at", None, "step of a checkpoint")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
 
@@ -32,14 +35,7 @@ _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
 @functools.cache
 def begin():
   """The config; looks for what is missing while the devices are found."""
-  values = {
-    "model.path": _MODEL.value,
-    "data.sources": _DATA.value,
-    "data.text_column": _TEXT.value,
-    "data.key_tokens": _KEYS.value,
-    "loss.weights": "stored" if _KEYS.value else None,
-  }
-  config = commands.override(_CONFIG.value, values)
+  config = fields.override(_CONFIG.value, _FIELDS())
   looking = preflight.begin(config, workdir=_WORKDIR.value)
   processes.join(_JOIN.value)
   return config, looking
@@ -56,4 +52,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main, before=begin)
+  commands.run(main, needs=("workdir",), before=begin)
