@@ -17,7 +17,7 @@ from longctx_jax.checkpoints import (
   step_folder,
   weights,
 )
-from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints.facts import config_json, published
 from longctx_jax.checkpoints.gguf import tensors
 from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
 from longctx_jax.checkpoints.tensor_source import TensorSource
@@ -143,6 +143,27 @@ def describe_model(
     revision=revision,
     weight_format="",
   )
+
+
+def read_facts(path: str | pathlib.Path) -> ModelConfig:
+  """The facts of a model, of which no weights need to be there.
+
+  Args:
+    path: see `load_model`; a folder may hold a config.json alone. What
+      `published.FIELDS` knows is not asked for at the hub.
+
+  Raises:
+    FileNotFoundError: where there is no such path.
+    ValueError: see `config_json.from_hf`.
+  """
+  name = str(path)
+  if name in published.FIELDS and not pathlib.Path(name).exists():
+    return config_json.from_hf(published.FIELDS[name], source=name)
+  folder, _ = hub.resolve(name, weights=False)
+  if folder.is_file():
+    return read_config(open_source(folder), name=name)
+  fields = hf_folder.read_fields(facts_folder(folder))
+  return config_json.from_hf(fields, source=name)
 
 
 def stored_checksum(path: str | pathlib.Path) -> str:
