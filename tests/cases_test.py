@@ -331,7 +331,7 @@ CASES = {
   "L7": """
     text/corpus_test::test_row_ranges_together_equal_one_run
     text/corpus_test::test_columns_pass_through
-    commands_test::test_a_row_range_is_two_numbers
+    fields_test::test_a_row_range_is_two_numbers
     scoring/run_test::test_a_finished_document_is_not_scored_again""",
 }
 

@@ -27,7 +27,7 @@ SCORE, EVAL, REPORT = (
 # Thresholds apply to what is stored; windows are those of the store.
 THRESHOLDS = FLAGS[2:]
 COMMANDS = {
-  "score": [SCORE, "--model", "m0", "--data", "docs/*.txt", "--text_column",
+  "score": [SCORE, "--evaluator", "m0", "--data", "docs/*.txt", "--text_column",
             "text", "--workdir", "keys", *FLAGS],
   "next of score": [EVAL, "--keys", "keys", "--data=docs/*.txt",
                     "--text_column=text", "--model", "m1", "--workdir",
@@ -228,6 +228,7 @@ def defined_flags(path):
 
 def test_documented_flags_and_files_exist():
   shared = defined_flags(ROOT / "longctx_jax" / "commands.py")
+  shared |= defined_flags(ROOT / "longctx_jax" / "fields.py")
   shared |= {"config", "help"}
   found = list(documented())
   assert {name for _, name, _ in found} >= {"score", "eval", "report", "data"}

@@ -569,7 +569,7 @@ def test_a_killed_evaluation_ends_as_one_that_was_not(tmp_path, made):
   killed = tmp_path / "killed"
   scored, whole, dead, again = run(
     [
-      ["scripts/score.py", "--model", made / "m0", "--data", path, *FLAGS,
+      ["scripts/score.py", "--evaluator", made / "m0", "--data", path, *FLAGS,
        "--workdir", tmp_path / "keys"],
       [*command, tmp_path / "whole"],
       Killed([*command, killed], killed / "tokens" / "m1" / "*.parquet", 5),
