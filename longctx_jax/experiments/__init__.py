@@ -6,6 +6,9 @@ Doors, for other rooms:
   govreport: the paper's evaluation set
   slice_check: whether published slices fit a corpus
   retrieval.experiment: does LongCE learn retrieval faster than CE?
+  plan.workloads: what a config asks of TPUs, as programs and shapes
+  plan.run: whether a slice of them can do it, and in what time
+  plan.table: the same for readers
 """
 
 __all__ = [
@@ -14,4 +17,7 @@ __all__ = [
   "govreport",
   "slice_check",
   "retrieval.experiment",
+  "plan.workloads",
+  "plan.run",
+  "plan.table",
 ]

@@ -82,10 +82,11 @@ def _times(computations: dict[str, _Lines], entry: str) -> collections.Counter:
   """How often each computation runs."""
   calls = {
     name: [
-      (called.lstrip("%"), _turns(line, computations))
+      (called, _turns(line, computations))
       for _, _, _, line in lines
       for group in _CALLED.findall(line)
-      for called in re.findall(r"%?[\w.\-]+", group)
+      for called in re.findall(r"[\w.\-]+", group)
+      if called in computations
     ]
     for name, lines in computations.items()
   }
@@ -93,7 +94,7 @@ def _times(computations: dict[str, _Lines], entry: str) -> collections.Counter:
 
   def run(name: str, often: int) -> None:
     times[name] += often
-    for called, turns in calls.get(name, []):
+    for called, turns in calls[name]:
       run(called, often * turns)
 
   run(entry, 1)
@@ -124,7 +125,7 @@ def _step(counter: str, condition: _Lines, body: _Lines) -> int:
   root = next(line for *_, line in body if line.lstrip().startswith("ROOT"))
   if not place or " tuple(" not in root:
     return 1
-  raised = lines.get(_operands(root)[int(place[1])], "")
+  raised = lines[_operands(root)[int(place[1])]]
   steps = _constants(body)
   if " add(" not in raised:
     return 1
@@ -170,4 +171,6 @@ def _size(shape: str) -> int:
 def _item_size(dtype: str) -> int:
   """Bytes of an item: f32 has 4; f8e4m3 and what has no size of its own, 1."""
   bits = re.search(r"\d+", dtype)
-  return _BYTES.get(dtype) or (int(bits[0]) // 8 if bits else 1)
+  if dtype in _BYTES:
+    return _BYTES[dtype]
+  return int(bits[0]) // 8 if bits else 1
