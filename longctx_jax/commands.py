@@ -72,17 +72,25 @@ def define_config(
   """Defines --config with a default in configs/; "file.py:variant" works.
 
   Args:
-    default: a file of configs/.
+    default: a file of configs/; "" is none: a config of any script, which
+      must be named.
     shown: fields that the help names.
   """
   global _default_config, _shown_fields
   # A default of the flag itself would be read before `run` can catch errors.
-  _default_config = str(folder("configs") / default)
+  _default_config = str(folder("configs") / default) if default else ""
   _shown_fields = shown
+  meaning = f"experiment file (default: {default})"
   try:
-    return config_flags.DEFINE_config_file(
-      "config", None, f"experiment file (default: {default})", lock_config=True
+    holder = config_flags.DEFINE_config_file(
+      "config",
+      None,
+      meaning if default else "experiment file of any script",
+      lock_config=True,
     )
+    if not default:
+      flags.mark_flag_as_required(holder)
+    return holder
   except flags.Error as error:  # It looks into a --flagfile at once.
     _fail(error)
 

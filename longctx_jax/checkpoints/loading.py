@@ -17,14 +17,13 @@ from longctx_jax.checkpoints import (
   step_folder,
   weights,
 )
-from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints.facts import config_json, published
 from longctx_jax.checkpoints.gguf import tensors
 from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
 from longctx_jax.checkpoints.tensor_source import TensorSource
 from longctx_jax.model import defaults, parameters, sharding
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import foreign_files
 from longctx_jax.runtime.progress import heartbeat
 from longctx_jax.text import tokenizer_files
 from longctx_jax.text.tokenizer import TextTokenizer
@@ -163,8 +162,26 @@ def read_facts(
     return step_folder.read_config(folder)
   if weights_here:
     return read_config(open_source(folder), name=name)
-  fields = foreign_files.read_json(folder / "config.json")
+  fields = hf_folder.read_fields(facts_folder(folder))
   return config_json.from_hf(fields, source=name)
+
+
+def facts_of(path: str | pathlib.Path) -> ModelConfig:
+  """The facts of a model, of which no weights need to be there.
+
+  Args:
+    path: see `load_model`; a folder may hold a config.json alone. What
+      `published.FIELDS` knows is not asked for at the hub.
+
+  Raises:
+    FileNotFoundError: where there is no such path.
+    ValueError: see `config_json.from_hf`.
+  """
+  name = str(path)
+  if name in published.FIELDS and not pathlib.Path(name).exists():
+    return config_json.from_hf(published.FIELDS[name], source=name)
+  folder, _ = hub.resolve(name, weights=False)
+  return read_facts(folder, name=name, weights_here=folder.is_file())
 
 
 def stored_checksum(path: str | pathlib.Path) -> str:

@@ -7,6 +7,9 @@ Doors, for other rooms:
   pg19: the paper's training set
   slice_check: whether published slices fit a corpus
   retrieval.experiment: does LongCE learn retrieval faster than CE?
+  plan.workloads: what a config asks of TPUs, as programs and shapes
+  plan.run: whether a slice of them can do it, and in what time
+  plan.table: the same for readers
 """
 
 __all__ = [
@@ -16,4 +19,7 @@ __all__ = [
   "pg19",
   "slice_check",
   "retrieval.experiment",
+  "plan.workloads",
+  "plan.run",
+  "plan.table",
 ]

@@ -12,6 +12,7 @@ Doors, for other rooms:
   partition: where each parameter lives
   sharding: meshes, and sharding rules as data
   flops: floating-point operations of a pass
+  memory: bytes of a device, by shapes alone
 
 Inside:
   transformer, layers, moe: the network
@@ -30,4 +31,5 @@ __all__ = [
   "partition",
   "sharding",
   "flops",
+  "memory",
 ]

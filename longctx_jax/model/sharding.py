@@ -8,66 +8,82 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+)
 
 AXES = ("data", "fsdp", "tensor", "context")
 BATCH_AXES = ("data", "fsdp")
 
+# Shapes have places on devices that are not there, too.
+AnyMesh = Mesh | AbstractMesh
 
 Rules = Sequence[tuple[str, PartitionSpec]]
+
+
+def mesh_shape(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+  """Devices per axis of `AXES`; axes without a size get 1.
+
+  Args:
+    sizes: devices per axis; one of them may be -1: all that are left.
+    count: devices in all.
+
+  Raises:
+    ValueError: for an unknown axis, or sizes whose product is not the number
+      of devices.
+  """
+  unknown = sorted(set(sizes) - set(AXES))
+  if unknown:
+    raise ValueError(f"mesh axes {unknown} are not among {AXES}")
+  shape = {axis: sizes[axis] if axis in sizes else 1 for axis in AXES}
+  fixed = math.prod(size for size in shape.values() if size != -1)
+  left = [axis for axis, size in shape.items() if size == -1]
+  if left and fixed and count % fixed == 0:
+    shape[left[0]] = count // fixed
+  if min(shape.values()) < 1 or math.prod(shape.values()) != count:
+    raise ValueError(
+      f"mesh {shape} does not cover the {count} devices: the product of the "
+      f"sizes must be {count}, with at most one -1"
+    )
+  return shape
 
 
 def make_mesh(
   sizes: Mapping[str, int], devices: Sequence[Any] | None = None
 ) -> Mesh:
-  """Makes the mesh over `AXES`; axes without a size get 1.
+  """Makes the mesh over `AXES`.
 
   Args:
-    sizes: devices per axis; one of them may be -1: all that are left.
+    sizes: see `mesh_shape`.
     devices: default `jax.devices()`.
 
   Raises:
-    ValueError: for an unknown axis, or sizes whose product is not the number
-      of devices.
+    ValueError: see `mesh_shape`.
   """
   devices = jax.devices() if devices is None else devices
   shape = mesh_shape(sizes, len(devices))
   return jax.make_mesh(
     tuple(shape.values()),
     AXES,
-    axis_types=(AxisType.Auto,) * 4,
+    axis_types=(AxisType.Auto,) * len(AXES),
     devices=devices,
   )
 
 
-def mesh_shape(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-  """Devices per axis of the mesh that `make_mesh` would make of `count`.
-
-  Args:
-    sizes: as `make_mesh` takes them.
-    count: devices in all.
-
-  Raises:
-    ValueError: see `make_mesh`.
-  """
-  unknown = sorted(set(sizes) - set(AXES))
-  if unknown:
-    raise ValueError(f"mesh axes {unknown} are not among {AXES}")
-  shape = [sizes[axis] if axis in sizes else 1 for axis in AXES]
-  fixed = math.prod(size for size in shape if size != -1)
-  if -1 in shape and fixed and count % fixed == 0:
-    shape[shape.index(-1)] = count // fixed
-  if min(shape) < 1 or math.prod(shape) != count:
-    raise ValueError(
-      f"mesh {dict(zip(AXES, shape, strict=True))} does not cover the "
-      f"{count} devices: the product of the sizes must be "
-      f"{count}, with at most one -1"
-    )
-  return dict(zip(AXES, shape, strict=True))
+def abstract_mesh(sizes: Mapping[str, int], count: int) -> AbstractMesh:
+  """The same mesh over devices that are not there: for shapes alone."""
+  shape = mesh_shape(sizes, count)
+  return AbstractMesh(
+    tuple(shape.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES)
+  )
 
 
 def infer_shardings(
-  shapes: Mapping[str, tuple[int, ...]], rules: Rules, mesh: Mesh
+  shapes: Mapping[str, tuple[int, ...]], rules: Rules, mesh: AnyMesh
 ) -> dict[str, NamedSharding]:
   """Shardings by the first rule whose pattern matches the whole name.
 
@@ -103,17 +119,17 @@ def infer_shardings(
   return shardings
 
 
-def _axes_size(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
+def _axes_size(mesh: AnyMesh, axes: str | tuple[str, ...] | None) -> int:
   axes = (axes,) if isinstance(axes, str) else axes or ()
   return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def batch_ways(mesh: Mesh) -> int:
+def batch_ways(mesh: AnyMesh) -> int:
   """Number of shards of a batch: a batch size must be a multiple of it."""
   return _axes_size(mesh, BATCH_AXES)
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
+def batch_sharding(mesh: AnyMesh) -> NamedSharding:
   """Sharding of an array whose first axis is the batch."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 

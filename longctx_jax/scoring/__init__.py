@@ -6,11 +6,11 @@ Doors, for other rooms:
   finder: from scored documents to key tokens
   setup: from a config to corpus, model and scorer
   run: a corpus into a key-token store
+  buckets: fixed shapes for documents of any length
 
 Inside:
   paper_step: the definition as a program, to be read first
   outcome: what became of the documents, in the log
-  buckets: fixed shapes for documents of any length
 """
 
-__all__ = ["scorer", "protocol", "finder", "setup", "run"]
+__all__ = ["scorer", "protocol", "finder", "setup", "run", "buckets"]
