@@ -24,9 +24,7 @@ _MODEL = flags.DEFINE_string("model", None, "folder, hub id or .gguf file")
 _DATA = flags.DEFINE_multi_string("data", None, "file, folder, glob or URL")
 _TEXT = flags.DEFINE_string("text_column", None, "column of the text")
 _KEYS = flags.DEFINE_string("key_tokens", None, "scored workdir: weights")
-_JOIN = flags.DEFINE_string(
-  "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
-)
+_JOIN = commands.define_distributed()
 _RESTART = flags.DEFINE_integer("restart_at", None, "step of a checkpoint")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
 

@@ -7,6 +7,8 @@ Doors, for other rooms:
   progress: usage, speed, time left, a heartbeat
   shards: which part of the work is whose
   processes: several processes as one program; SIGTERM
+  channel: what these processes tell each other
+  watch: all of them end where one does
   device: what a script runs on
   machine: what Linux, macOS and Windows do not share
   urls: places with a scheme, as gs://bucket/file
@@ -15,6 +17,7 @@ Doors, for other rooms:
 
 __all__ = [
   "files", "foreign_files", "settings", "progress", "shards", "processes",
+  "channel", "watch",
   "device",
   "machine", "urls", "failures",
 ]  # fmt: skip

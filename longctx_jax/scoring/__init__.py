@@ -5,6 +5,7 @@ Doors, for other rooms:
   protocol: what a model reads of a document
   finder: from scored documents to key tokens
   setup: from a config to corpus, model and scorer
+  shared: one model on several processes
   run: a corpus into a key-token store
 
 Inside:
