@@ -23,8 +23,10 @@ SILENT_SECONDS = 60.0
 # Once a pass failed here, the likely cause is another process that died.
 _SUSPECTED_SECONDS = 15.0
 # For the main thread to come out of what it does and save its work.
-_GRACE_SECONDS = 20.0
+GRACE_SECONDS = 20.0
 _GONE = "left"
+# Processes that nobody waits for any more.
+_lost: set[int] = set()
 
 
 class Watch:
@@ -45,6 +47,7 @@ class Watch:
     """
     self._explain = explain
     self._over = threading.Event()
+    self._unwound = threading.Event()
     self._verdict: channel.Ended | None = None
     self._limit = SILENT_SECONDS
 
@@ -67,6 +70,7 @@ class Watch:
     Raises:
       channel.Ended: this process ends because another did.
     """
+    self._unwound.set()
     if not self._active:
       return
     if error is None or isinstance(error, SystemExit):
@@ -78,11 +82,8 @@ class Watch:
     verdict = self._verdict
     self._close()
     # What a process does once another ended is no news; its own error is.
-    if (
-      verdict
-      and isinstance(error, KeyboardInterrupt)
-      or (verdict and isinstance(cause, jax.errors.JaxRuntimeError))
-    ):
+    follows = KeyboardInterrupt | jax.errors.JaxRuntimeError
+    if verdict and isinstance(error, follows):
       raise verdict from error
     if not isinstance(error, channel.Ended) or cause:
       channel.end(self._describe(error))
@@ -142,6 +143,7 @@ class Watch:
       if found != sign:
         seen[other] = found, now
       elif sign != _GONE and now - since > self._limit:
+        _lost.add(other)
         return channel.Ended(
           f"process {other} of {channel.count()} was not heard of for "
           f"{now - since:.0f} s: it was killed, or its machine is gone",
@@ -151,8 +153,10 @@ class Watch:
 
   def _interrupt(self) -> None:
     """Brings the main thread to its end, or ends without it."""
+    if self._unwound.is_set():
+      return
     _thread.interrupt_main(signal.SIGTERM)
-    if not self._over.wait(_GRACE_SECONDS):
+    if not self._unwound.wait(GRACE_SECONDS):
       print(f"error: {self._verdict}", file=sys.stderr, flush=True)
       os._exit(self._verdict.status)
 
@@ -168,10 +172,10 @@ def leave(status: int) -> None:
   sys.stdout.flush()
   sys.stderr.flush()
   if channel.index() == 0:
-    others = range(1, channel.count())
+    others = set(range(1, channel.count())) - _lost
     channel.retry(
       lambda: all(channel.peek(_left_of(other)) for other in others),
-      seconds=_GRACE_SECONDS,
+      seconds=GRACE_SECONDS,
     )
     time.sleep(_LOOK_SECONDS)
   else:
