@@ -8,6 +8,7 @@ import pytest
 from support import loopback, tiny_runs
 from support.command_line import ROOT
 
+from longctx_jax import testing
 from longctx_jax.evaluation import files
 from longctx_jax.key_tokens import store
 from longctx_jax.runtime import channel, machine, settings
@@ -212,7 +213,9 @@ def require_equal(found, expected):
 def inputs(tmp_path_factory):
   """(documents, model, rows of one process)."""
   folder = tmp_path_factory.mktemp("inputs")
-  tiny_runs.save_models(folder, ["m0"])
+  # A vocabulary that two devices divide.
+  config = testing.tiny_config(vocab_size=264)
+  testing.RandomSource(config, seed=0).save(folder / "m0")
   texts = [*tiny_runs.make_texts(9), "", "short"]
   documents = tiny_runs.write_jsonl(folder / "d.jsonl", texts)
   model = folder / "m0"
