@@ -185,7 +185,7 @@ def test_every_public_name_has_a_docstring(name):
 
 
 def test_one_place_compiles():
-  """Scorer and training; `choose_backend`, which runs a backend to check it;
+  """Scorer, eval step and training; `choose_backend`, which runs a backend to check it;
   and what makes parameters, and moves them to the devices and back.
   """
   compiles = (

@@ -5,6 +5,7 @@ Doors, for other rooms:
   protocol: what a model reads of a document
   finder: from scored documents to key tokens
   setup: from a config to corpus, model and scorer
+  eval_step: sums of losses, taken on the devices
   shared: one model on several processes
   run: a corpus into a key-token store
 
@@ -14,4 +15,4 @@ Inside:
   buckets: fixed shapes for documents of any length
 """
 
-__all__ = ["scorer", "protocol", "finder", "setup", "run"]
+__all__ = ["scorer", "protocol", "finder", "eval_step", "setup", "run"]

@@ -301,12 +301,23 @@ def _sums_of(
 
 
 def make_summer(
-  model: LoadedModel, *, chunk: int = 1024, backend: str = "auto"
+  model: LoadedModel,
+  *,
+  chunk: int = 1024,
+  backend: str = "auto",
+  usage: Usage | None = None,
 ) -> Summer:
-  """Makes the jitted eval step of a model; arguments as `make_eval_step`."""
+  """Makes the jitted eval step of a model.
+
+  Args:
+    model: what scores.
+    chunk: positions whose logits are held at a time.
+    backend: attention backend; "auto" takes the one of this machine.
+    usage: counts what is done; default: new ones.
+  """
   # Sums are small and leave for the host at once: replicated.
   whole = jax.sharding.NamedSharding(model.mesh, jax.sharding.PartitionSpec())
   step = jax.jit(
     make_eval_step(model, chunk=chunk, backend=backend), out_shardings=whole
   )
-  return Summer(model=model, step=step, usage=Usage())
+  return Summer(model=model, step=step, usage=usage or Usage())

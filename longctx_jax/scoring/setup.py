@@ -17,7 +17,7 @@ from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime import channel, settings
-from longctx_jax.scoring import finder, protocol, scorer, shared
+from longctx_jax.scoring import eval_step, finder, protocol, scorer, shared
 from longctx_jax.text import chunks
 from longctx_jax.text import corpus as corpus_lib
 from longctx_jax.text.chunks import ChunkedCorpus
@@ -135,6 +135,17 @@ def make_scorer(config: ConfigDict, model: LoadedModel) -> scorer.Scorer:
   return shared.group().lead(made)
 
 
+def make_summer(config: ConfigDict, scorer: scorer.Scorer) -> eval_step.Summer:
+  """The eval step of a scorer's model, where sums alone leave the devices."""
+  made = eval_step.make_summer(
+    scorer.model,
+    chunk=config.scoring.chunk,
+    backend=config.scoring.backend,
+    usage=scorer.usage,
+  )
+  return shared.group().lead(made)
+
+
 @contextlib.contextmanager
 def together(config: ConfigDict, **flags: Any) -> Iterator[bool]:
   """Whether this process is the one that scores; the others help inside.
@@ -151,6 +162,11 @@ def together(config: ConfigDict, **flags: Any) -> Iterator[bool]:
     channel.Ended: another process ended.
   """
   group = shared.group()
+
+  def prepare(path: str) -> tuple[scorer.Scorer, eval_step.Summer]:
+    made = make_scorer(config, load_model(config, path))
+    return made, make_summer(config, made)
+
   if channel.count() > 1:
     versions = {
       name: importlib.metadata.version(name) for name in ("jax", "flax")
@@ -160,7 +176,7 @@ def together(config: ConfigDict, **flags: Any) -> Iterator[bool]:
   with group.stoppable():
     if not group.leads:
       logging.set_verbosity(logging.WARNING)
-      group.follow(lambda path: make_scorer(config, load_model(config, path)))
+      group.follow(prepare)
     yield group.leads
     if group.leads:
       group.tell({"do": "end"})

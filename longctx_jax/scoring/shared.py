@@ -24,7 +24,8 @@ from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime import channel, failures, machine
 from longctx_jax.runtime.progress import Usage
-from longctx_jax.scoring import scorer as scorer_lib
+from longctx_jax.scoring.eval_step import SumJob, Summer
+from longctx_jax.scoring.scorer import Job, Scorer
 
 _STOP = "longctx/stop"
 _FAILED = "error"
@@ -35,42 +36,29 @@ class _Broken(Exception):
   """Process 0 gave a pass up while it read: the others do the same."""
 
 
-class SharedScorer:
-  """The scorer of process 0 that the others run with it; as `Scorer`."""
+class _Shared:
+  """What process 0 runs, and the others with it."""
 
-  def __init__(self, scorer: scorer_lib.Scorer, group: Group):
-    self._scorer = scorer
+  def __init__(self, own: Any, group: Group):
+    self._own = own
     self._group = group
 
   @property
   def model(self) -> LoadedModel:
     """What scores."""
-    return self._scorer.model
-
-  @property
-  def windows(self) -> Windows:
-    """Of the short contexts."""
-    return self._scorer.windows
+    return self._own.model
 
   @property
   def usage(self) -> Usage:
     """Counts so far."""
-    return self._scorer.usage
-
-  def score_long(self, jobs: Iterable[Any]) -> Iterator[Any]:
-    """See `Scorer.score_long`."""
-    return self._run("score_long", jobs)
-
-  def score(self, jobs: Iterable[Any]) -> Iterator[Any]:
-    """See `Scorer.score`."""
-    return self._run("score", jobs)
+    return self._own.usage
 
   def _run(self, kind: str, jobs: Iterable[Any]) -> Iterator[Any]:
     told = _Told(jobs, kind, self._group)
     whole = False
     try:
       with self._group.in_pass():
-        yield from getattr(self._scorer, kind)(told)
+        yield from getattr(self._own, kind)(told)
       whole = True
     except jax.errors.JaxRuntimeError as error:
       # Not the model's fault alone: the others are somewhere in this pass.
@@ -82,6 +70,51 @@ class SharedScorer:
       # After any other the passes of the processes are no longer the same.
       if not whole and not told.broken:
         self._group.lost = True
+
+
+class SharedScorer(_Shared):
+  """A `Scorer` that all processes run."""
+
+  @property
+  def windows(self) -> Windows:
+    """Of the short contexts."""
+    return self._own.windows
+
+  def score_long(self, jobs: Iterable[Any]) -> Iterator[Any]:
+    """See `Scorer.score_long`."""
+    return self._run("score_long", jobs)
+
+  def score(self, jobs: Iterable[Any]) -> Iterator[Any]:
+    """See `Scorer.score`."""
+    return self._run("score", jobs)
+
+
+class SharedSummer(_Shared):
+  """A `Summer` that all processes run."""
+
+  def sum(self, jobs: Iterable[Any]) -> Iterator[Any]:
+    """See `Summer.sum`."""
+    return self._run("sum", jobs)
+
+
+def _written(job: Job | SumJob) -> tuple[dict[str, Any], bytes]:
+  """A job as a message; its key stays in process 0."""
+  ids = np.asarray(job.ids, np.int32)
+  if isinstance(job, Job):
+    return {"do": "job", "prefix_len": job.prefix_len}, ids.tobytes()
+  head = {"do": "sum_job", "count": len(ids)}
+  arrays = ids, job.expected.astype(np.float32), job.key_mask.astype(bool)
+  return head, b"".join(array.tobytes() for array in arrays)
+
+
+def _read(head: Mapping[str, Any], body: bytes) -> Job | SumJob:
+  if head["do"] == "job":
+    return Job(None, np.frombuffer(body, np.int32), head["prefix_len"])
+  count = head["count"]
+  ids = np.frombuffer(body, np.int32, count)
+  expected = np.frombuffer(body, np.float32, count - 1, offset=4 * count)
+  key_mask = np.frombuffer(body, bool, count - 1, offset=8 * count - 4)
+  return SumJob(None, ids, key_mask, expected)
 
 
 class _Told:
@@ -98,11 +131,8 @@ class _Told:
     try:
       for job in self._jobs:
         self._group.raise_if_stopped()
-        if isinstance(job, scorer_lib.Job):
-          self._group.tell(
-            {"do": "job", "prefix_len": job.prefix_len},
-            np.asarray(job.ids, np.int32).tobytes(),
-          )
+        if isinstance(job, Job | SumJob):
+          self._group.tell(*_written(job))
         yield job
     except GeneratorExit:
       raise
@@ -150,10 +180,12 @@ class Group:
       )
     self._channel.tell(head, body)
 
-  def lead(self, scorer: scorer_lib.Scorer) -> Any:
-    """The scorer, and in process 0 of several one that the others follow."""
-    shares = self._several and self.leads
-    return SharedScorer(scorer, self) if shares else scorer
+  def lead(self, own: Scorer | Summer) -> Any:
+    """The same; in process 0 of several, one that the others run with it."""
+    if not (self._several and self.leads):
+      return own
+    kind = SharedSummer if isinstance(own, Summer) else SharedScorer
+    return kind(own, self)
 
   def load(
     self,
@@ -194,49 +226,54 @@ class Group:
     channel.require_alike([found[0] | facts for facts in known])
     return model
 
-  def follow(self, prepare: Callable[[str], scorer_lib.Scorer]) -> None:
+  def follow(self, prepare: Callable[[str], tuple[Scorer, Summer]]) -> None:
     """Any process but 0: does what process 0 does, to the end.
 
     Args:
-      prepare: from the path of a model to its scorer, by `load`.
+      prepare: from the path of a model to what runs it, by `load`.
 
     Raises:
       channel.Ended: another process ended.
     """
-    scorer = None
+    runs: dict[str, Callable] = {}
     while True:
       head, _ = self._channel.hear()
       if head["do"] == "end":
         return
       if head["do"] == "load":
-        scorer = None  # Two models need not fit.
+        runs = {}  # Two models need not fit.
         try:
-          scorer = prepare(head["path"])
+          scorer, summer = prepare(head["path"])
+          runs = {
+            "score": scorer.score,
+            "score_long": scorer.score_long,
+            "sum": summer.sum,
+          }
         except Exception as error:  # noqa: BLE001  process 0 decides
           logging.debug("%s could not be loaded: %s", head["path"], error)
       else:
-        self._follow_pass(scorer, head["do"])
+        self._follow_pass(runs, head["do"])
 
-  def _follow_pass(self, scorer: scorer_lib.Scorer, kind: str) -> None:
+  def _follow_pass(self, runs: Mapping[str, Callable], kind: str) -> None:
     with contextlib.suppress(_Broken), self.in_pass():
-      for _ in getattr(scorer, kind)(self._heard(scorer)):
+      for _ in runs[kind](self._heard(runs)):
         pass
 
-  def _heard(self, scorer: scorer_lib.Scorer) -> Iterator[scorer_lib.Job]:
+  def _heard(self, runs: Mapping[str, Callable]) -> Iterator[Job | SumJob]:
     while True:
       head, body = self._channel.hear()
-      if head["do"] == "done":
-        return
-      if head["do"] == "break":
-        raise _Broken
-      if head["do"] == "stop":
-        raise channel.Ended(head["said"], head["status"])
-      if head["do"] == "job":
-        ids = np.frombuffer(body, np.int32)
-        yield scorer_lib.Job(None, ids, head["prefix_len"])
-      else:
-        # A pass of its own before the first document: the check of the BOS.
-        self._follow_pass(scorer, head["do"])
+      match head["do"]:
+        case "done":
+          return
+        case "break":
+          raise _Broken
+        case "stop":
+          raise channel.Ended(head["said"], head["status"])
+        case "job" | "sum_job":
+          yield _read(head, body)
+        case kind:
+          # A pass of its own before the first document: the check of the BOS.
+          self._follow_pass(runs, kind)
 
   @contextlib.contextmanager
   def in_pass(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """One stream for all processes; whole runs of several are marked slow."""
 
+import dataclasses
 import signal
 import time
 
@@ -12,8 +13,8 @@ from longctx_jax import testing
 from longctx_jax.evaluation import files
 from longctx_jax.key_tokens import store
 from longctx_jax.runtime import channel, machine, settings
+from longctx_jax.scoring import eval_step, shared
 from longctx_jax.scoring import scorer as scorer_lib
-from longctx_jax.scoring import shared
 
 
 class Recorder:
@@ -26,11 +27,13 @@ class Recorder:
     self.noted.append("score")
     waiting = []
     for job in jobs:
-      if not isinstance(job, scorer_lib.Job):
+      if not isinstance(job, scorer_lib.Job | eval_step.SumJob):
         yield job
         continue
       waiting.append(job)
-      self.noted.append((job.ids.tolist(), job.prefix_len))
+      fields = dict(vars(job))
+      del fields["key"]
+      self.noted.append({n: np.array(v).tolist() for n, v in fields.items()})
       if len(waiting) == 2:
         self.noted.append("pass")
         yield from waiting
@@ -42,9 +45,16 @@ class Recorder:
     self.noted.append("long")
     yield from self.score(jobs)
 
+  sum = score_long
+
 
 def job(n, prefix_len=0):
   return scorer_lib.Job(n, np.arange(n), prefix_len)
+
+
+def read(n, prefix_len=0):
+  """What a scorer notes of `job(n, prefix_len)`."""
+  return {"ids": list(range(n)), "prefix_len": prefix_len}
 
 
 @pytest.fixture
@@ -57,7 +67,7 @@ def follow(become):
   become(1)
   scorer, ended = Recorder(), None
   try:
-    shared.Group().follow(lambda path: scorer)
+    shared.Group().follow(lambda path: (scorer, scorer))
   except channel.Ended as error:
     ended = error
   become(0)
@@ -92,7 +102,21 @@ def test_all_scorers_get_one_stream_of_jobs(become):
   group.tell({"do": "end"})
   noted, ended = follow(become)
   assert ended is None and noted == scorer.noted
-  assert noted[-1] == "rest" and (list(range(3)), 1) in noted
+  assert noted[-1] == "rest" and read(3, 1) in noted
+
+
+def test_masks_and_expected_values_come_with_the_ids(become):
+  scorer = Recorder()
+  group, _ = lead(scorer)
+  mask = np.array([True, False, True, True])
+  expected = np.array([-1.5, np.inf, -0.25, -9.0], np.float32)
+  one = eval_step.SumJob("a", np.array([7, 8, 9, 1, 2]), mask, expected)
+  told = shared.SharedSummer(scorer, group)
+  list(told.sum([one, dataclasses.replace(one, key_mask=~mask)]))
+  group.tell({"do": "end"})
+  assert follow(become) == (scorer.noted, None)
+  assert scorer.noted[2]["key_mask"] == mask.tolist()
+  assert scorer.noted[3]["expected"] == expected.tolist()
 
 
 def test_an_error_while_reading_breaks_all_off_at_one_place(become):
@@ -111,9 +135,7 @@ def test_an_error_while_reading_breaks_all_off_at_one_place(become):
   list(told.score_long([job(7)]))
   group.tell({"do": "end"})
   noted, ended = follow(become)
-  assert (
-    ended is None and noted == scorer.noted and (list(range(7)), 0) in noted
-  )
+  assert ended is None and noted == scorer.noted and read(7) in noted
 
 
 def test_no_pass_follows_one_that_was_given_up(become):
@@ -144,7 +166,7 @@ def test_a_signal_ends_all_after_the_same_document(become, monkeypatch):
   assert signal.getsignal(signal.SIGTERM) is before
   noted, heard = follow(become)
   assert noted == scorer.noted
-  assert noted[-1] == (list(range(5)), 0)
+  assert noted[-1] == read(5)
   assert heard.status == 143 and str(heard) == str(ended.value)
 
 
