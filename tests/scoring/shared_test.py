@@ -200,11 +200,12 @@ def test_all_load_one_model(become, monkeypatch, other, error, expected):
       load()
 
 
-def run_all(count, workdir, documents, model, *flags, script="score"):
+def run_all(count, workdir, documents, evaluator, *flags, script="score"):
   """Starts a script as `count` processes with a device each."""
   command = [
     ROOT / "scripts" / f"{script}.py", *tiny_runs.FLAGS, f"--data={documents}",
-    f"--workdir={workdir}", f"--model={model}", "--compilation_cache=", *flags,
+    f"--workdir={workdir}", f"--evaluator={evaluator}",
+    "--compilation_cache=", *flags,
   ]  # fmt: skip
   if count == 1:
     return [loopback.start(command, cwd=workdir.parent)]
@@ -293,7 +294,7 @@ def test_several_processes_evaluate_as_one(inputs, tmp_path):
     workdir = tmp_path / f"w{count}"
     require_finished(
       run_all(
-        count, workdir, documents, model, f"--evaluator={model}",
+        count, workdir, documents, model, f"--model={model}",
         "--protocol=strict", script="eval",
       )
     )  # fmt: skip
@@ -308,7 +309,7 @@ def test_several_processes_evaluate_as_one(inputs, tmp_path):
 def test_other_settings_of_one_process_end_all(inputs, tmp_path):
   documents, model, _ = inputs
   command = [
-    ROOT / "scripts" / "score.py", f"--data={documents}", f"--model={model}",
+    ROOT / "scripts" / "score.py", f"--data={documents}", f"--evaluator={model}",
     f"--workdir={tmp_path / 'w'}", "--compilation_cache=",
   ]  # fmt: skip
   running = loopback.start_all(
