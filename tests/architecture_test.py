@@ -189,8 +189,8 @@ def test_one_place_compiles():
   check it; and what makes parameters, and moves them to the devices and back.
   """
   compiles = (
-    "scoring.scorer scoring.paper_step model.attention checkpoints.placement "
-    "checkpoints.export training.program training.state"
+    "scoring.scorer scoring.eval_step scoring.paper_step model.attention "
+    "checkpoints.placement checkpoints.export training.program training.state"
   )
   for name, path in MODULES.items():
     used = {

@@ -309,8 +309,9 @@ def test_several_processes_evaluate_as_one(inputs, tmp_path):
 def test_other_settings_of_one_process_end_all(inputs, tmp_path):
   documents, model, _ = inputs
   command = [
-    ROOT / "scripts" / "score.py", f"--data={documents}", f"--evaluator={model}",
-    f"--workdir={tmp_path / 'w'}", "--compilation_cache=",
+    ROOT / "scripts" / "score.py", f"--data={documents}",
+    f"--evaluator={model}", f"--workdir={tmp_path / 'w'}",
+    "--compilation_cache=",
   ]  # fmt: skip
   running = loopback.start_all(
     command,
