@@ -157,7 +157,8 @@ class Watch:
       return
     _thread.interrupt_main(signal.SIGTERM)
     if not self._unwound.wait(GRACE_SECONDS):
-      print(f"error: {self._verdict}", file=sys.stderr, flush=True)
+      logging.error("error: %s", self._verdict)
+      logging.flush()
       os._exit(self._verdict.status)
 
 
