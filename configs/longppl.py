@@ -50,7 +50,12 @@ def get_config(variant: str = "") -> ConfigDict:
       flush_seconds=30.0,  # between parts of the store
     )
   )
-  config.eval = ConfigDict(dict(per_token=False))  # rows per target
+  config.eval = ConfigDict(
+    dict(
+      per_token=False,  # rows per target
+      sums_only=False,  # no log-prob of a target leaves the devices
+    )
+  )
   match variant:
     case "":
       pass

@@ -19,7 +19,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from longctx_jax import usage
-from longctx_jax.runtime import device, failures, machine, urls
+from longctx_jax.runtime import channel, device, failures, machine, urls, watch
 
 _PACKAGE = f"{os.sep}longctx_jax{os.sep}"
 
@@ -93,6 +93,13 @@ def define_config(
     return holder
   except flags.Error as error:  # It looks into a --flagfile at once.
     _fail(error)
+
+
+def define_distributed() -> flags.FlagHolder[str]:
+  """Defines --distributed: the processes to join; see `processes.join`."""
+  return flags.DEFINE_string(
+    "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
+  )
 
 
 def run(
@@ -262,7 +269,7 @@ def _fail(error: BaseException | str) -> NoReturn:
 
 def _end(line: str, status: int) -> NoReturn:
   print(line, file=sys.stderr)
-  sys.exit(status)
+  watch.leave(status)
 
 
 def _run(
@@ -277,6 +284,7 @@ def _run(
   logging.get_absl_handler().addFilter(_is_ours_or_urgent)
   # First: where processes are joined, JAX listens in its stead.
   machine.raise_on_sigterm()
+  place = next(filter(None, _outputs().values()), "the disk")
   try:
     _hand_over()
     before()
@@ -284,8 +292,12 @@ def _run(
     if not platform:  # What runs no model leaves its tables alone on stdout.
       print(device.describe(), flush=True)
     device.require_seen(PLATFORM.value or platform)
-    main()
+    with watch.Watch(lambda error: failures.explain(error, place=place)):
+      main()
     sys.stdout.flush()
+  except channel.Ended as ended:
+    plain = ended.status == 2
+    _end(f"error: {ended}" if plain else f"{ended}: {_GOES_ON}", ended.status)
   except machine.Terminated:
     _end(f"told to end: {_GOES_ON}", 128 + signal.SIGTERM)
   except KeyboardInterrupt:
@@ -293,12 +305,14 @@ def _run(
   except BrokenPipeError:
     # Whoever read the table has seen enough, as `head` does.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(1)
+    watch.leave(1)
   except Exception as error:
-    place = next(filter(None, _outputs().values()), "the disk")
     sentence = failures.explain(error, place=place)
     if not sentence:
-      raise
+      if channel.count() == 1:
+        raise
+      traceback.print_exception(error)
+      watch.leave(1)
     if VERBOSE.value:
       traceback.print_exception(error)
     _fail(error if isinstance(error, failures.Several) else sentence)

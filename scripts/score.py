@@ -8,7 +8,8 @@ r"""Scores a corpus with an evaluator: key tokens and long-context scores.
     --limit 20 --config.longppl.short_len=1024
 
 The same command goes on where a run was stopped. A job array shares the work
-with --shard auto; --shard 0/8 to 7/8 are eight processes by hand.
+with --shard auto; --shard 0/8 to 7/8 are eight processes by hand. A model too
+large for one host runs on several, with --distributed.
 """
 
 import os
@@ -16,8 +17,8 @@ import os
 from absl import flags
 
 from longctx_jax import commands, fields
-from longctx_jax.runtime import shards
-from longctx_jax.scoring import run
+from longctx_jax.runtime import processes, shards
+from longctx_jax.scoring import run, setup
 
 _CONFIG = commands.define_config("longppl.py", fields.METRIC)
 _FIELDS = fields.define_data()
@@ -32,6 +33,7 @@ _DETAIL = flags.DEFINE_string("detail", None, "tokens, keys or scores")
 _SHARD = flags.DEFINE_string("shard", "0/1", "of the documents: i/n, auto")
 _PRUNE = flags.DEFINE_bool("prune", False, "remove what --data lacks")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the store anew")
+_JOIN = commands.define_distributed()
 
 
 def main():
@@ -46,6 +48,12 @@ def main():
   config = fields.override(_CONFIG.value, _FIELDS() | values)
   shard = shards.parse(_SHARD.value, os.environ)
   options = dict(overwrite=_OVERWRITE.value, shard=shard, prune=_PRUNE.value)
+  with setup.together(config, **options | {"shard": str(shard)}) as leads:
+    if leads:
+      _score(config, options)
+
+
+def _score(config, options):
   store = run.score_corpus(config, workdir=_WORKDIR.value, **options)
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
   if config.data.chunk_len:
@@ -64,4 +72,8 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main, needs=("evaluator", "data", "workdir"))
+  commands.run(
+    main,
+    before=lambda: processes.join(_JOIN.value),
+    needs=("evaluator", "data", "workdir"),
+  )

@@ -25,9 +25,7 @@ _FIELDS = fields.define_training()
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "holds all output", required=True
 )
-_JOIN = flags.DEFINE_string(
-  "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
-)
+_JOIN = commands.define_distributed()
 _RESTART = flags.DEFINE_integer("restart_at", None, "step of a checkpoint")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
 

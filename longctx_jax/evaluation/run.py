@@ -75,6 +75,11 @@ def evaluate(
       f"chunk_len={config.data.chunk_len}: documents are cut for training; "
       "models are evaluated on whole ones"
     )
+  if config.eval.sums_only and config.eval.per_token:
+    raise ValueError(
+      "sums_only and per_token: with the first no log-prob of a target leaves "
+      "the devices, so there is none to write; leave one of them out"
+    )
   candidates = [
     Candidate(name, lambda path=path: setup.load_model(config, path))
     for name, path in names.read(config.models).items()
@@ -212,11 +217,13 @@ def _evaluate_model(
   manifest = matched.store.manifest
   model = candidate.load()
   scorer = setup.make_scorer(config, model)
+  sums_only = config.eval.sums_only
   run = passes.Evaluation(
     scorer,
     manifest,
     max_length=setup.max_length_of(config, model),
     over_length=config.data.over_length,
+    summer=setup.make_summer(config, scorer) if sums_only else None,
   )
   facts = finder.identity(model)
   facts = {"name": facts.pop("evaluator")} | facts
@@ -251,6 +258,7 @@ def _evaluate_model(
     model=facts,
     max_length=run.max_length,
     over_length=config.data.over_length,
+    sums_only=sums_only,
     n_reused=sum(line.reused for line in lines),
     seconds=seconds,
     # None where the model did not run: all log-probs were the evaluator's.

@@ -134,6 +134,24 @@ def batch_sharding(mesh: AnyMesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
+def place_rows(rows: Any, mesh: Mesh) -> Any:
+  """Puts a batch that each process holds whole onto the mesh.
+
+  Args:
+    rows: arrays on the host whose first axis is the batch, in any tree.
+    mesh: of one process or of several, each of which gives its own rows.
+  """
+  split = batch_sharding(mesh)
+  if split.is_fully_addressable:
+    return jax.device_put(rows, split)
+  return jax.tree.map(
+    lambda array: jax.make_array_from_callback(
+      array.shape, split, array.__getitem__
+    ),
+    rows,
+  )
+
+
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
   """Constrains the layout of an activation; the identity without a mesh."""
   if jax.sharding.get_abstract_mesh().empty:

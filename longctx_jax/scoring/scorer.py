@@ -188,9 +188,7 @@ class Scorer:
     tables may depend on them.
     """
     lengths = np.pad(np.array(lengths, np.int32), (0, len(ids) - len(lengths)))
-    inputs = jax.device_put(
-      (ids, lengths), sharding.batch_sharding(self.model.mesh)
-    )
+    inputs = sharding.place_rows((ids, lengths), self.model.mesh)
     key = (kind, ids.shape)
     with jax.set_mesh(self.model.mesh):
       if key not in self.compiled:
