@@ -25,6 +25,7 @@ _FILE = flags.DEFINE_string("models_file", "", "more models, one a line")
 _EVALUATOR = flags.DEFINE_string("evaluator", None, "finds the key tokens")
 _KEYS = flags.DEFINE_string("keys", None, "scored workdir, or slices:FOLDER")
 _TOKENS = flags.DEFINE_bool("per_token", None, "write a row per target")
+_WEIGHTS = flags.DEFINE_string("weights", None, "int8: half the memory")
 _LOG_PROBS = flags.DEFINE_string("log_probs", "", "Parquet from elsewhere")
 _NAME = flags.DEFINE_string("name", "", "of the model of --log_probs")
 _SHARED = flags.DEFINE_bool("intersection", False, "what keys and data share")
@@ -41,6 +42,7 @@ def main():
     "evaluator": _EVALUATOR.value,
     "key_tokens": _KEYS.value,
     "eval.per_token": _TOKENS.value,
+    "scoring.weights": _WEIGHTS.value,
   }
   found = run.evaluate(
     commands.override(_CONFIG.value, values),

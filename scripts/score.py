@@ -23,6 +23,7 @@ _COLUMNS = flags.DEFINE_list("columns", None, "columns that pass through")
 _CHUNK = flags.DEFINE_integer("chunk_len", None, "cut as training cuts: T")
 _CUTTER = flags.DEFINE_string("chunk_tokenizer", None, "whose ids T counts")
 _DETAIL = flags.DEFINE_string("detail", None, "tokens, keys or scores")
+_WEIGHTS = flags.DEFINE_string("weights", None, "int8: half the memory")
 _SHARD = flags.DEFINE_string("shard", "0/1", "of the documents: i/n, auto")
 _PRUNE = flags.DEFINE_bool("prune", False, "remove what --data lacks")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the store anew")
@@ -36,6 +37,7 @@ def main():
     "data.chunk_len": _CHUNK.value,
     "data.chunk_tokenizer": _CUTTER.value,
     "scoring.detail": _DETAIL.value,
+    "scoring.weights": _WEIGHTS.value,
   }
   config = commands.override(_CONFIG.value, _FIELDS() | fields)
   shard = shards.parse(_SHARD.value, os.environ)

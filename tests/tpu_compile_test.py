@@ -6,6 +6,7 @@ model/attention_test.py.
 """
 
 import dataclasses
+import re
 import runpy
 
 import jax
@@ -17,7 +18,7 @@ from support import published_models
 from support.command_line import ROOT
 
 from longctx_jax import testing
-from longctx_jax.model import parameters, partition, sharding
+from longctx_jax.model import int8, parameters, partition, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.model.rope import RopeConfig
 from longctx_jax.paper.windows import Windows
@@ -71,8 +72,10 @@ def topology_mesh(monkeypatch):
   ):
     monkeypatch.setenv(name, value)
 
-  def make(name, sizes):
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
+  def make(name, sizes, **options):
+    topology = topologies.get_topology_desc(
+      platform="tpu", topology_name=name, **options
+    )
     return sharding.make_mesh(sizes, topology.devices)
 
   # A TPU cannot multiply bfloat16 at the precision that the tests set.
@@ -86,8 +89,8 @@ def mesh(topology_mesh):
   return topology_mesh("v5e:2x4", {"fsdp": 4, "tensor": 2})
 
 
-def abstract_model(config, mesh, dtype=jnp.bfloat16):
-  """A model whose parameters are shapes with shardings."""
+def abstract_model(config, mesh, dtype=jnp.bfloat16, *, rounded=False):
+  """A model whose parameters are shapes with shardings, or rounded to int8."""
   graphdef, params = parameters.abstract_model(config, jnp.dtype(dtype))
   shapes = {
     name: leaf.shape for name, leaf in parameters.flatten(params).items()
@@ -96,8 +99,15 @@ def abstract_model(config, mesh, dtype=jnp.bfloat16):
 
   def place(path, leaf):
     name = ".".join(str(part) for part in path)
+    value = jax.ShapeDtypeStruct(leaf.shape, dtype)
+    where = placed[name]
+    if rounded and int8.is_rounded(name):
+      value = jax.eval_shape(int8.quantise, value)
+      where = int8.shardings(where)
     return leaf.replace(
-      jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=placed[name])
+      jax.tree.map(
+        lambda part, sharding: part.update(sharding=sharding), value, where
+      )
     )
 
   params = nnx.from_flat_state(
@@ -159,6 +169,34 @@ def test_an_8b_model_scores_on_eight_chips(
   assert count_kernels(compiled) == kernels
   # 16 GB of parameters are 1.87 GiB a chip; the rest is activations.
   assert compiled.memory_analysis().peak_memory_in_bytes < limit
+
+
+@pytest.fixture
+def one_chip(topology_mesh):
+  """One v5e chip of 16 GiB."""
+  bounds = (1, 1, 1)
+  return topology_mesh("v5e:1x1", {"fsdp": 1}, chips_per_host_bounds=bounds)
+
+
+@pytest.mark.parametrize(
+  ("name", "shape", "static"),
+  [("window_pass", (4, 5120), (0,)), ("long_pass", (1, 1 + 32768), ())],
+)
+def test_an_8b_model_in_int8_scores_on_one_small_chip(
+  one_chip, name, shape, static
+):
+  model = abstract_model(
+    testing.tiny_config(**LLAMA31_8B), one_chip, rounded=True
+  )
+  compiled = compile_pass(
+    model, name, shape, *static, windows=Windows(4096, 1024)
+  )
+  assert print_memory(f"int8 {name}", compiled) < 15 * GIB
+  # Kernels leave int8 on the way into a product: no copy of one is written.
+  text = compiled.as_text()
+  for kernel in ("4096,14336", "14336,4096", "4096,4096"):
+    assert f"s8[32,{kernel}]" in text
+    assert not re.search(rf"(bf16|f32)\[32,{kernel}\]", text)
 
 
 def test_gradients_through_layers_with_windows_and_sinks(mesh):

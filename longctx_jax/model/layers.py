@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from longctx_jax.model import sharding
+from longctx_jax.model import int8, sharding
 from longctx_jax.model.config import ModelConfig
 
 ACTIVATIONS = {
@@ -91,9 +91,11 @@ class Linear(nnx.Module):
 
   def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
     """Maps the last axis."""
-    kernel = self.kernel[...]
+    kernel = self.kernel.get_value()
+    if isinstance(kernel, int8.Int8Kernel):
+      x = int8.product(x, kernel)
     # Elsewhere a result in float32 would double what is written.
-    if x.dtype == kernel.dtype == jnp.bfloat16 and sharding.on_cpu():
+    elif x.dtype == kernel.dtype == jnp.bfloat16 and sharding.on_cpu():
       x = _bfloat16_product(x, kernel)
     else:
       x = x @ kernel

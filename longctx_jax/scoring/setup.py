@@ -31,6 +31,7 @@ def check_config(config: ConfigDict) -> None:
   windows_of(config)
   thresholds_of(config)
   convert.check_dtype(config.scoring.dtype, field="scoring.dtype")
+  loading.check_weights(config.scoring.weights)
   for name, least in _LEAST.items():
     block, _, field = name.partition(".")
     if config[block][field] < least:
@@ -97,11 +98,12 @@ def cut_corpus(
 
 
 def load_model(config: ConfigDict, path: str) -> LoadedModel:
-  """Loads onto the mesh and in the dtype that the config names."""
+  """Loads onto the mesh, in the dtype and weights that the config names."""
   model = loading.load_model(
     path,
     mesh=sharding.make_mesh(dict(config.mesh)),
     dtype=config.scoring.dtype or None,
+    weights=config.scoring.weights,
   )
   loaded.require_tokenizer(model)
   return model
