@@ -7,3 +7,5 @@ from longctx_jax.longppl import compute_longppl as compute_longppl
 from longctx_jax.longppl import find_key_tokens as find_key_tokens
 from longctx_jax.longppl import longppl_from_log_probs as longppl_from_log_probs
 from longctx_jax.model.loaded import LoadedModel as LoadedModel
+
+__version__ = "0.1.0"

@@ -12,18 +12,18 @@ model failed; the others are evaluated all the same.
 
 from absl import flags
 
-from longctx_jax import commands
+from longctx_jax import commands, fields
 from longctx_jax.evaluation import files, run
 from longctx_jax.evaluation import foreign as foreign_lib
 from longctx_jax.report import comparison
 
-_CONFIG = commands.define_config("longppl.py")
-_FIELDS = commands.define_data_flags()
+_CONFIG = commands.define_config("longppl.py", fields.METRIC)
+_FIELDS = fields.define_data()
+_EVALUATOR = flags.DEFINE_string("evaluator", None, "finds the key tokens")
+_KEYS = flags.DEFINE_string("keys", None, "scored workdir, or slices:FOLDER")
 _WORKDIR = flags.DEFINE_string("workdir", "runs/eval", "holds all output")
 _MODEL = flags.DEFINE_multi_string("model", None, "model under test")
 _FILE = flags.DEFINE_string("models_file", "", "more models, one a line")
-_EVALUATOR = flags.DEFINE_string("evaluator", None, "finds the key tokens")
-_KEYS = flags.DEFINE_string("keys", None, "scored workdir, or slices:FOLDER")
 _TOKENS = flags.DEFINE_bool("per_token", None, "write a row per target")
 _WEIGHTS = flags.DEFINE_string("weights", None, "int8: half the memory")
 _LOG_PROBS = flags.DEFINE_string("log_probs", "", "Parquet from elsewhere")
@@ -38,18 +38,18 @@ def main():
   if _LOG_PROBS.value:
     foreign = [foreign_lib.open_log_probs(_LOG_PROBS.value, _NAME.value)]
   values = _FIELDS() | {
-    "models": commands.read_models(_MODEL.value, _FILE.value),
+    "models": fields.read_models(_MODEL.value, _FILE.value),
     "evaluator": _EVALUATOR.value,
     "key_tokens": _KEYS.value,
     "eval.per_token": _TOKENS.value,
     "scoring.weights": _WEIGHTS.value,
   }
   found = run.evaluate(
-    commands.override(_CONFIG.value, values),
+    fields.override(_CONFIG.value, values),
     workdir=_WORKDIR.value,
     overwrite=_OVERWRITE.value,
     foreign=foreign,
-    named=commands.named_fields(_CONFIG, values),
+    named=fields.named_fields(_CONFIG, values),
     intersection=_SHARED.value,
   )
   print(comparison.run_table(found, files.load_results(_WORKDIR.value)))
@@ -59,4 +59,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main)
+  commands.run(main, needs=("model", "data"))

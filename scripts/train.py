@@ -3,27 +3,26 @@ r"""Fine-tunes a model with LongCE, or CE, to a longer context.
   python scripts/train.py --config configs/llama2_7b.py --workdir runs/llama2
   python scripts/train.py --config configs/smollm2_135m.py:train \
     --data my.txt --workdir runs/smollm2
+  python scripts/train.py --config configs/tiny.py --model MODEL \
+    --data my.txt --workdir runs/tiny --config.optimizer.steps=50
 
 The same command goes on where a run was stopped; with --restart_at STEP, from
 that checkpoint with a new optimizer. Weights from an evaluator:
 score the documents with scripts/score.py --chunk_len SEQ_LEN, and name its
-workdir by --key_tokens.
+workdir by --keys.
 """
 
 from absl import flags
 
-from longctx_jax import commands
+from longctx_jax import commands, fields
 from longctx_jax.runtime import processes
 from longctx_jax.training import run
 
-_CONFIG = commands.define_config("llama2_7b.py")
+_CONFIG = commands.define_config("llama2_7b.py", fields.TRAINING)
+_FIELDS = fields.define_training()
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "holds all output", required=True
 )
-_MODEL = flags.DEFINE_string("model", None, "folder, hub id or .gguf file")
-_DATA = flags.DEFINE_multi_string("data", None, "file, folder, glob or URL")
-_TEXT = flags.DEFINE_string("text_column", None, "column of the text")
-_KEYS = flags.DEFINE_string("key_tokens", None, "scored workdir: weights")
 _JOIN = flags.DEFINE_string(
   "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
 )
@@ -33,14 +32,7 @@ _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
 
 def main():
   """Trains, then says what to do next."""
-  values = {
-    "model.path": _MODEL.value,
-    "data.sources": _DATA.value,
-    "data.text_column": _TEXT.value,
-    "data.key_tokens": _KEYS.value,
-    "loss.weights": "stored" if _KEYS.value else None,
-  }
-  config = commands.override(_CONFIG.value, values)
+  config = fields.override(_CONFIG.value, _FIELDS())
   workdir = _WORKDIR.value
   run.train(
     config,
@@ -55,4 +47,6 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main, before=lambda: processes.join(_JOIN.value))
+  commands.run(
+    main, needs=("workdir",), before=lambda: processes.join(_JOIN.value)
+  )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from ml_collections import ConfigDict
 from longctx_jax.evaluation import (
   caveats,
   files,
+  names,
   passes,
   results,
 )
@@ -77,9 +77,7 @@ def evaluate(
     )
   candidates = [
     Candidate(name, lambda path=path: setup.load_model(config, path))
-    for name, path in zip(
-      model_names(config.models), config.models, strict=True
-    )
+    for name, path in names.read(config.models).items()
   ]
   models = {candidate.name for candidate in candidates}
   if twice := models & {one.name for one in foreign}:
@@ -115,28 +113,6 @@ def evaluate(
       )
     )
   return found
-
-
-def model_names(paths: Sequence[str]) -> list[str]:
-  """Names of results: the hub id with "--" for "/", or the last path part.
-
-  Raises:
-    ValueError: two models of one name.
-  """
-  names = []
-  for path in paths:
-    is_hub_id = not pathlib.Path(path).exists() and path.count("/") == 1
-    # The absolute path: "." has no name of its own.
-    own = pathlib.Path(os.path.abspath(pathlib.Path(path).expanduser())).name
-    name = path.replace("/", "--") if is_hub_id else own
-    if not name:
-      raise ValueError(f"--model {path} has no name: name a folder of its own")
-    if name in names:
-      raise ValueError(
-        f"two models are called {name!r}: evaluate them into two workdirs"
-      )
-    names.append(name)
-  return names
 
 
 def evaluate_candidates(

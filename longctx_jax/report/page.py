@@ -222,6 +222,4 @@ def _notes(
       "short context look worse by a factor of at least "
       f"exp({alpha:g}) = {math.exp(alpha):.2f}. Neither is a finding."
     )
-  return notes + [
-    f"{row.result.name}: {note}" for row in rows for note in row.notes
-  ]
+  return notes + comparison.table_notes(rows)

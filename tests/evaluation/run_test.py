@@ -433,7 +433,7 @@ def test_the_evaluators_weights_in_another_form_are_known(
   safetensors.numpy.save_file(
     {name: rounded(tensor, form) for name, tensor in tensors.items()}, file
   )
-  config.models = (str(path), str(made / "m1"))
+  config.models = (f"export={path}", str(made / "m1"))
   own, other = run_lib.evaluate(config, workdir=tmp_path / "w")
   assert own.model["checksum"] != own.keys["checksum"]
   assert [r.self_evaluated for r in (own, other)] == [True, False]
@@ -544,20 +544,6 @@ def test_two_results_of_one_name_are_refused_first(tmp_path, made, config):
     run_lib.evaluate(config, workdir=tmp_path)
 
 
-def test_hub_ids_and_paths_have_names_without_a_slash(tmp_path):
-  (tmp_path / "x").mkdir()
-  paths = ["Qwen/Qwen3-8B", f"{tmp_path}/x/", "runs/a/model.gguf"]
-  assert run_lib.model_names(paths) == ["Qwen--Qwen3-8B", "x", "model.gguf"]
-
-
-def test_the_folder_one_is_in_has_a_name(tmp_path, monkeypatch):
-  (tmp_path / "x" / "y").mkdir(parents=True)
-  monkeypatch.chdir(tmp_path / "x")
-  assert run_lib.model_names([".", "y/../.."]) == ["x", tmp_path.name]
-  with pytest.raises(ValueError, match="--model / has no name"):
-    run_lib.model_names(["/"])
-
-
 def test_a_killed_evaluation_ends_as_one_that_was_not(tmp_path, made):
   """Case L3 for the ledger: SIGKILL, then the same command."""
   path = write_jsonl(tmp_path / "corpus.jsonl", make_texts(40))
@@ -569,7 +555,7 @@ def test_a_killed_evaluation_ends_as_one_that_was_not(tmp_path, made):
   killed = tmp_path / "killed"
   scored, whole, dead, again = run(
     [
-      ["scripts/score.py", "--model", made / "m0", "--data", path, *FLAGS,
+      ["scripts/score.py", "--evaluator", made / "m0", "--data", path, *FLAGS,
        "--workdir", tmp_path / "keys"],
       [*command, tmp_path / "whole"],
       Killed([*command, killed], killed / "tokens" / "m1" / "*.parquet", 5),

@@ -550,7 +550,7 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path, models):
   """Case L3: SIGKILL, the same command again; equal after sorting."""
   path = write_jsonl(tmp_path / "corpus.jsonl", make_texts(40))
   command = [
-    "scripts/score.py", "--model", models / "m0", "--data", path,
+    "scripts/score.py", "--evaluator", models / "m0", "--data", path,
     "--config.scoring.flush_seconds=0", *FLAGS,
   ]  # fmt: skip
   killed, folder = tmp_path / "killed", tmp_path / "killed" / "key_tokens"
