@@ -111,7 +111,7 @@ def load_model(
     weight_format = source.weight_format
     if weights:
       # Part of the identity: the checksum is of what is stored.
-      weight_format += f" as {weights}"
+      weight_format = int8.named(weight_format)
   return LoadedModel(
     name=name,
     graphdef=loaded[0],

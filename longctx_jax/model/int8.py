@@ -46,12 +46,22 @@ class Int8Kernel:
     return self.values.shape
 
 
-Kernel = Float[Array, "*S I O"] | Int8Kernel
+Kernel = Float[Array, "..."] | Int8Kernel
 
 
 def is_rounded(name: str) -> bool:
   """Whether a parameter, by its dotted name, is kept in int8."""
   return bool(_KERNELS.fullmatch(name))
+
+
+def named(weight_format: str) -> str:
+  """The name of a format whose kernels are rounded as they are read."""
+  return f"{weight_format} as {FORMAT}"
+
+
+def is_named(weight_format: str | None) -> bool:
+  """Whether `named` made it."""
+  return bool(weight_format) and weight_format.endswith(f" as {FORMAT}")
 
 
 def quantise(kernel: Float[Array, "*S I O"]) -> Int8Kernel:

@@ -157,13 +157,17 @@ def test_ragged_dot_multiplies_what_the_blocks_do(monkeypatch, rng):
   config = CONFIGS["experts"]
   layer = moe.Experts(config, dtype=jnp.float32)
   graphdef, params = nnx.split(layer)
-  noise = lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), leaf.dtype)
-  params = jax.tree.map(noise, params)
+  params = jax.tree.map(
+    lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), leaf.dtype), params
+  )
   for name in ("gate_proj", "up_proj", "down_proj"):
     kernel = params[name]["kernel"]
     params[name]["kernel"] = kernel.replace(int8.quantise(kernel[...]))
   x = jnp.asarray(rng.normal(size=(2, 19, config.embed_dim)), jnp.float32)
-  apply = lambda: jax.jit(lambda p, x: nnx.merge(graphdef, p)(x))(params, x)
+
+  def apply():
+    return jax.jit(lambda p, x: nnx.merge(graphdef, p)(x))(params, x)
+
   by_blocks = apply()
   monkeypatch.setattr(moe, "_block_product", moe._ragged_product)
   np.testing.assert_allclose(apply(), by_blocks, atol=1e-5)
