@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -89,6 +90,10 @@ def find_key_tokens(
       n_text = keys.n_tokens + 1 - manifest.prefix_len
       message = protocol_lib.explain_too_short(n_text, windows)
       logging.warning("%s", message)
+  found = [
+    dataclasses.replace(keys, text=one)
+    for keys, one in zip(found, texts, strict=True)
+  ]
   return found[0] if isinstance(text, str) else found
 
 

@@ -50,7 +50,7 @@ class Verification:
 
   Attributes:
     positions: that were compared.
-    max_difference: largest |logit - reference|.
+    max_difference: largest abs(logit - reference).
     kl: mean over positions of KL(reference || model), in nats.
     loss: mean NLL of the next id, in nats.
     reference_loss: the reference's.

@@ -26,7 +26,7 @@ _REQUIRED = ("name", "reason", "longppl", "ppl")
 _NUMBERS = {"int | None": (int,), "float | None": (int, float)}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ModelResult:
   """LongPPL and PPL of one model over documents (paper, Eq. 6).
 
@@ -227,6 +227,9 @@ class ModelResult:
   def failed(self) -> bool:
     """Whether the model ended with an error."""
     return self.reason.startswith(FAILED)
+
+  def __repr__(self) -> str:
+    return f"ModelResult({f'{self.name}: ' if self.name else ''}{self})"
 
   def __str__(self) -> str:
     def number(value: float | None) -> str:

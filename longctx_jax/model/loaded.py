@@ -14,7 +14,7 @@ from longctx_jax.model.config import ModelConfig
 from longctx_jax.text.tokenizer import TextTokenizer
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LoadedModel:
   """A model ready to score.
 
@@ -39,6 +39,13 @@ class LoadedModel:
   checksum: str
   revision: str
   weight_format: str
+
+  def __repr__(self) -> str:
+    count = sum(x.size for x in parameters.flatten(self.params).values())
+    return (
+      f"LoadedModel({self.name}: {count / 1e6:,.1f} M parameters, "
+      f"{self.dtype}, {self.mesh.size} devices)"
+    )
 
   @property
   def dtype(self) -> str:

@@ -73,11 +73,11 @@ class Scorer:
     """Long pass only; documents come back as their batch is full.
 
     Args:
-      jobs: `Job`s. Anything else passes through, in its place: a document that
-        needs no pass is not kept waiting for those that do.
+      jobs: each a `Job`. Anything else passes through, in its place: a
+        document that needs no pass is not kept waiting for those that do.
 
     Yields:
-      `Scores` of the jobs, and what passed through.
+      `Scores` of each, and what passed through.
 
     Raises:
       ValueError: for a document with fewer than two ids.
