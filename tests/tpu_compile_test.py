@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 from support import published_models
 from support.command_line import ROOT
 
@@ -78,9 +79,13 @@ def topology_mesh(monkeypatch):
     )
     return sharding.make_mesh(sizes, topology.devices)
 
+  # What was compiled for chips that are not there can't be read again.
+  jax.config.update("jax_enable_compilation_cache", False)
+  compilation_cache.reset_cache()
   # A TPU cannot multiply bfloat16 at the precision that the tests set.
   with jax.default_matmul_precision("default"):
     yield make
+  jax.config.update("jax_enable_compilation_cache", True)
 
 
 @pytest.fixture
@@ -190,7 +195,7 @@ def one_chip(topology_mesh):
 
 @pytest.mark.parametrize(
   ("name", "shape", "static"),
-  [("window_pass", (4, 5120), (0,)), ("long_pass", (1, 1 + 98304), ())],
+  [("window_pass", (4, 5120), (0,)), ("long_pass", (1, 1 + 131072), ())],
 )
 def test_an_8b_model_in_int8_scores_on_one_small_chip(
   one_chip, name, shape, static

@@ -1,4 +1,4 @@
-"""What an evaluator finds when its kernels are rounded to int8, beside before."""
+"""What an evaluator finds with its kernels rounded to int8, and as stored."""
 
 from __future__ import annotations
 
