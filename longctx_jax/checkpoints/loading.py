@@ -138,7 +138,7 @@ def _require_tensors(folder: pathlib.Path, name: str) -> None:
   """Raises ValueError where parameters come whole, and not in slabs."""
   remedy = ""
   if orbax_folder.is_orbax(folder):
-    remedy = f"python scripts/convert.py --source {name} --target FOLDER"
+    remedy = f"python scripts/convert.py --model {name} --output FOLDER"
   elif step_folder.is_step(folder):
     remedy = "take the export of the run"
   if remedy:

@@ -112,7 +112,7 @@ def test_int8_weights_are_no_checkpoint_and_come_from_tensors(
       convert.write_model(model, str(tmp_path / "out"), fmt=fmt, origin=None)
   assert not (tmp_path / "out").exists()
   convert.convert(str(folder), str(tmp_path / "orbax"), fmt="orbax")
-  with refuses("orbax: weights are rounded to int8 from .*--target FOLDER"):
+  with refuses("orbax: weights are rounded to int8 from .*--output FOLDER"):
     loading.load_model(tmp_path / "orbax", mesh=mesh, weights="int8")
   with refuses("weights='int4' is not one of int8"):
     loading.load_model(folder, mesh=mesh, weights="int4")
