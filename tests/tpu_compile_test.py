@@ -217,6 +217,34 @@ def test_an_8b_model_in_int8_scores_on_one_small_chip(
     assert not [line for line in written(text) if re.search(copies, line)]
 
 
+def count_gathers_within_products(text):
+  """Products in whose kernel the gather of another kernel goes on."""
+  computations = re.findall(
+    r"^%async_collective_fusion.*?^}", text, re.M | re.S
+  )
+  return sum(
+    " convolution(" in body and " all-gather(" in body for body in computations
+  )
+
+
+def test_the_long_pass_of_llama31_8b_gathers_whole_kernels(topology_mesh):
+  """Eight v5e chips, a text of 32,768 ids on each."""
+  model = abstract_model(
+    testing.tiny_config(**LLAMA31_8B), topology_mesh("v5e:2x4", {"fsdp": 8})
+  )
+  compiled = compile_pass(
+    model, "long_pass", (8, 1 + 32768), windows=Windows(4096, 1024)
+  )
+  assert print_memory("llama31_8b long_pass", compiled) < 4.5 * GIB
+  text = compiled.as_text()
+  # Partial sums that go round the shards are rounded at each of them.
+  assert "windowed_dot_general" not in text
+  started = text.count('custom_call_target="AsyncCollectiveStart"')
+  assert started == text.count('custom_call_target="AsyncCollectiveDone"') > 0
+  # Of the seven kernels of a layer, the one at its beginning has to wait.
+  assert count_gathers_within_products(text) >= 5
+
+
 def test_gradients_through_layers_with_windows_and_sinks(mesh):
   config = testing.tiny_config(
     vocab_size=264, head_dim=80, windows=(0, 300), sink_len=4

@@ -95,19 +95,6 @@ def require_plain(params: Any, *, doing: str) -> None:
     )
 
 
-def product(x: Float[Array, "*B I"], kernel: Int8Kernel) -> Array:
-  """x @ kernel, summed and scaled in float32, rounded once to x's dtype.
-
-  All integers of a byte are bfloat16 numbers: the cast loses nothing, and XLA
-  makes it on the way into the product.
-  """
-  out = jnp.dot(
-    x, kernel.values.astype(x.dtype), preferred_element_type=jnp.float32
-  )
-  scale = kernel.scale.reshape((1,) * (out.ndim - 1) + kernel.scale.shape)
-  return (out * scale).astype(x.dtype)
-
-
 def like(kernel: Kernel, spec: P) -> P | Int8Kernel:
   """The spec of a kernel, as a spec for each part of it.
 
