@@ -68,6 +68,7 @@ def define_data() -> Callable[[], dict[str, Any]]:
   )
   kind = flags.DEFINE_enum("protocol", None, protocol.PROTOCOLS, "BOS rules")
   dtype = flags.DEFINE_enum("dtype", None, convert.DTYPES, "of the weights")
+  weights = flags.DEFINE_string("weights", None, "int8: half the memory")
   return lambda: {
     "data.sources": data.value,
     "data.text_column": text.value,
@@ -79,6 +80,7 @@ def define_data() -> Callable[[], dict[str, Any]]:
     "data.over_length": over.value,
     "longppl.protocol": kind.value,
     "scoring.dtype": dtype.value,
+    "scoring.weights": weights.value,
   }
 
 

@@ -23,9 +23,7 @@ from longctx_jax.scoring import run, setup
 _CONFIG = commands.define_config("longppl.py", fields.METRIC)
 _FIELDS = fields.define_data()
 _WORKDIR = flags.DEFINE_string("workdir", None, "all output", required=True)
-_EVALUATOR = flags.DEFINE_string(
-  "evaluator", None, "folder, hub id or .gguf file"
-)
+_EVALUATOR = flags.DEFINE_string("evaluator", None, "finds the key tokens")
 _COLUMNS = flags.DEFINE_list("columns", None, "columns that pass through")
 _CHUNK = flags.DEFINE_integer("chunk_len", None, "cut as training cuts: T")
 _CUTTER = flags.DEFINE_string("chunk_tokenizer", None, "whose ids T counts")

@@ -3,6 +3,7 @@
 Doors, for other rooms:
   demo: one model against itself, its context cut ever shorter
   controls: what must come out where there is nothing to find
+  rounding: an evaluator in int8 beside itself
   govreport: the paper's evaluation set
   pg19: the paper's training set
   slice_check: whether published slices fit a corpus
@@ -15,6 +16,7 @@ Doors, for other rooms:
 __all__ = [
   "demo",
   "controls",
+  "rounding",
   "govreport",
   "pg19",
   "slice_check",

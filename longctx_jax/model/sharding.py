@@ -159,6 +159,22 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
 
 
+def gather(parameter: jax.Array, axes: Sequence[str | None]) -> jax.Array:
+  """The parameter whole over "fsdp", and split as it was over other axes.
+
+  For what is multiplied next, of one layer. Left split, XLA goes round the
+  shards of the summed axis and rounds each partial sum to the dtype of the
+  product.
+
+  Args:
+    parameter: of one layer.
+    axes: the mesh axis that splits each of its dimensions.
+  """
+  return constrain(
+    parameter, *(None if axis == "fsdp" else axis for axis in axes)
+  )
+
+
 def axis_size(axis: str) -> int:
   """Size of an axis of the mesh in use; 1 without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()

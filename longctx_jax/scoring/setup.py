@@ -37,6 +37,7 @@ def check_config(config: ConfigDict) -> None:
   windows_of(config)
   thresholds_of(config)
   convert.check_dtype(config.scoring.dtype, field="scoring.dtype")
+  loading.check_weights(config.scoring.weights)
   for name, least in _LEAST.items():
     block, _, field = name.partition(".")
     if config[block][field] < least:
@@ -103,7 +104,7 @@ def cut_corpus(
 
 
 def load_model(config: ConfigDict, path: str) -> LoadedModel:
-  """Loads onto the mesh and in the dtype that the config names.
+  """Loads onto the mesh and in the dtype and weights that the config names.
 
   In all processes, where there are several; process 0 alone reads texts and
   needs a tokenizer.
@@ -115,6 +116,7 @@ def load_model(config: ConfigDict, path: str) -> LoadedModel:
       path,
       mesh=sharding.make_mesh(dict(config.mesh)),
       dtype=config.scoring.dtype or None,
+      weights=config.scoring.weights,
     )
     if group.leads:
       loaded.require_tokenizer(model)
