@@ -188,6 +188,7 @@ def run(
   many: Collection[str] = (),
   platform: str = "",
   before: Callable[[], None] = lambda: None,
+  spread: Callable[[], bool] = lambda: False,
 ) -> None:
   """Runs a script: a user's error is one line and exit status 2.
 
@@ -199,9 +200,10 @@ def run(
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
     before: runs before any device is used.
+    spread: whether the cores of a CPU may be devices; see `device.start`.
   """
   app.run(
-    lambda argv: _run(lambda: main(*argv[1:]), platform, before),
+    lambda argv: _run(lambda: main(*argv[1:]), platform, before, spread),
     flags_parser=lambda argv: _parse(argv, verbs, words, many),
   )
 
@@ -304,7 +306,10 @@ def _end(line: str, status: int) -> NoReturn:
 
 
 def _run(
-  main: Callable[[], None], platform: str, before: Callable[[], None]
+  main: Callable[[], None],
+  platform: str,
+  before: Callable[[], None],
+  spread: Callable[[], bool],
 ) -> None:
   logging.set_verbosity(logging.DEBUG if VERBOSE.value else logging.INFO)
   # JAX reports each backend that is not there.
@@ -318,7 +323,7 @@ def _run(
   try:
     _hand_over()
     before()
-    device.start(PLATFORM.value or platform, cache=CACHE.value)
+    device.start(PLATFORM.value or platform, cache=CACHE.value, spread=spread())
     print(device.describe(), flush=True)
     device.require_seen(PLATFORM.value or platform)
     main()

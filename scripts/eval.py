@@ -16,6 +16,7 @@ from longctx_jax import commands
 from longctx_jax.evaluation import files, run
 from longctx_jax.evaluation import foreign as foreign_lib
 from longctx_jax.report import comparison
+from longctx_jax.scoring import setup
 
 _CONFIG = commands.define_config("longppl.py")
 _FIELDS = commands.define_data_flags()
@@ -57,4 +58,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main)
+  commands.run(main, spread=lambda: setup.leaves_mesh_open(_CONFIG.value))

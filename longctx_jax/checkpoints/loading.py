@@ -21,7 +21,7 @@ from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.checkpoints.gguf import tensors
 from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
 from longctx_jax.checkpoints.tensor_source import TensorSource
-from longctx_jax.model import defaults, parameters, sharding
+from longctx_jax.model import defaults, parameters
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.runtime.progress import heartbeat
@@ -42,7 +42,7 @@ def load_model(
     path: a Hugging Face folder, a folder that scripts/convert.py wrote in
       Orbax's format, a .gguf file, a hub id, or the checkpoint of a training
       step (W/checkpoints/100).
-    mesh: default: all devices on the `fsdp` axis.
+    mesh: default: `defaults.mesh`.
     dtype: of the parameters and activations; default: `defaults.dtype`.
       Log-probs are float32 in any case.
     allow_missing: regular expression of tensor names; see
@@ -65,20 +65,21 @@ def load_model(
   name = str(path)
   folder, revision = hub.resolve(name)
   dtype = defaults.dtype(dtype)
-  if mesh is None:
-    mesh = sharding.make_mesh({"fsdp": -1})
-  kwargs = dict(dtype=dtype, mesh=mesh)
   if orbax_folder.is_orbax(folder):
     record = orbax_folder.read_record(folder)
     config = orbax_folder.read_config(folder)
     tokenizer = _tokenizer(folder, name, config)
+    mesh = mesh or defaults.mesh(config, dtype)
     with heartbeat(name, doing="loading"):
-      loaded = orbax_folder.load_parameters(folder, config, **kwargs)
+      loaded = orbax_folder.load_parameters(
+        folder, config, dtype=dtype, mesh=mesh
+      )
     revision, digest = record["revision"], record["checksum"]
     weight_format = f"orbax {record['dtype']}"
   elif step_folder.is_step(folder):
     config = step_folder.read_config(folder)
     tokenizer = _tokenizer(facts_folder(folder), name, config)
+    mesh = mesh or defaults.mesh(config, dtype)
     with heartbeat(name):
       # As stored, so that the identity doesn't depend on how it is loaded.
       graphdef, params = step_folder.load_parameters(folder, config, mesh=mesh)
@@ -90,9 +91,10 @@ def load_model(
     source = open_source(folder)
     config = read_config(source, name=name)
     tokenizer = _tokenizer(folder, name, config)
+    mesh = mesh or defaults.mesh(config, dtype)
     with heartbeat(name, doing="loading"):
       loaded = weights.load_parameters(
-        source, config, allow_missing=allow_missing, **kwargs
+        source, config, dtype=dtype, mesh=mesh, allow_missing=allow_missing
       )
       digest = weights.checksum(source)
     weight_format = source.weight_format

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -96,12 +97,31 @@ def cut_corpus(
   return ChunkedCorpus(corpus, tokenizer, config.data.chunk_len)
 
 
+def leaves_mesh_open(config: ConfigDict) -> bool:
+  """Whether the config leaves it to the machine how devices are used."""
+  one = {axis: size for axis, size in config.mesh.items() if size != 1}
+  return one == {"data": 0, "fsdp": 0}
+
+
+def mesh_of(config: ConfigDict) -> jax.sharding.Mesh | None:
+  """The mesh that the config names; None where it leaves it open.
+
+  Raises:
+    ValueError: see `sharding.make_mesh`.
+  """
+  if leaves_mesh_open(config):
+    return None
+  sizes = dict(config.mesh)
+  # Of a mesh that is named in part the rest is shards of the weights.
+  sizes["data"] = sizes["data"] or 1
+  sizes["fsdp"] = sizes["fsdp"] or (1 if -1 in sizes.values() else -1)
+  return sharding.make_mesh(sizes)
+
+
 def load_model(config: ConfigDict, path: str) -> LoadedModel:
   """Loads onto the mesh and in the dtype that the config names."""
   model = loading.load_model(
-    path,
-    mesh=sharding.make_mesh(dict(config.mesh)),
-    dtype=config.scoring.dtype or None,
+    path, mesh=mesh_of(config), dtype=config.scoring.dtype or None
   )
   loaded.require_tokenizer(model)
   return model
@@ -109,6 +129,15 @@ def load_model(config: ConfigDict, path: str) -> LoadedModel:
 
 def make_scorer(config: ConfigDict, model: LoadedModel) -> scorer.Scorer:
   """The compiled passes with the config's windows and batch sizes."""
+  copies = model.mesh.size
+  if copies > 1 and sharding.has_copies_on_cores(model.mesh):
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+    logging.info(
+      "%d CPU devices, a copy of the weights on each: %d x %.2f GiB",
+      copies,
+      copies,
+      size / 2**30,
+    )
   return scorer.make_scorer(
     model,
     windows_of(config),

@@ -1,9 +1,11 @@
 """From a config to a run: what no run can have is refused before any model."""
 
+import jax
 import pytest
 from support.tiny_runs import make_config
 
 from longctx_jax import testing
+from longctx_jax.model import sharding
 from longctx_jax.scoring import setup
 
 
@@ -41,3 +43,42 @@ def test_ids_are_decoded_with_the_tokenizer_they_came_from(tmp_path):
   config = make_config(data__sources=(str(path),), data__ids_column="ids")
   with pytest.raises(ValueError, match="ids_column='ids' needs the tokenizer"):
     setup.open_corpus(config)
+
+
+@pytest.mark.parametrize(
+  ("fields", "sizes"),
+  [
+    (dict(tensor=2), (1, 4, 2)),
+    (dict(data=-1), (8, 1, 1)),
+    (dict(fsdp=8), (1, 8, 1)),
+    (dict(data=2), (2, 4, 1)),
+    (dict(data=1, fsdp=-1), (1, 8, 1)),
+    (dict(tensor=-1), (1, 1, 8)),
+  ],
+)
+def test_what_is_stated_of_a_mesh_stands(fields, sizes):
+  config = make_config(**{f"mesh__{axis}": n for axis, n in fields.items()})
+  mesh = setup.mesh_of(config)
+  assert tuple(mesh.shape[axis] for axis in ("data", "fsdp", "tensor")) == sizes
+  assert not setup.leaves_mesh_open(config)
+
+
+def test_a_mesh_that_is_left_open_is_the_machines():
+  config = make_config()
+  assert setup.leaves_mesh_open(config) and setup.mesh_of(config) is None
+
+
+@pytest.mark.parametrize(
+  ("sizes", "said"),
+  [
+    ({"data": 2}, ["2 CPU devices, a copy of the weights on each: 2 x 0.00"]),
+    ({"fsdp": 2}, []),
+    ({"data": 1}, []),
+  ],
+)
+def test_the_log_says_how_many_copies_there_are(caplog, sizes, said):
+  count = max(sizes.values())
+  mesh = sharding.make_mesh(sizes, jax.devices()[:count])
+  with caplog.at_level("INFO"):
+    setup.make_scorer(make_config(), testing.tiny_model(mesh=mesh))
+  assert [text.removesuffix(" GiB") for text in caplog.messages] == said
