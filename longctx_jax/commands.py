@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from longctx_jax.runtime import device, failures, machine, urls
-from longctx_jax.scoring import protocol
+from longctx_jax.runtime import device, failures, machine, shards, urls
+from longctx_jax.scoring import protocol, setup
 
 # Of a store of key tokens.
 _NAMED_FIELDS = (
@@ -188,7 +188,7 @@ def run(
   many: Collection[str] = (),
   platform: str = "",
   before: Callable[[], None] = lambda: None,
-  spread: Callable[[], bool] = lambda: False,
+  spread: bool = False,
 ) -> None:
   """Runs a script: a user's error is one line and exit status 2.
 
@@ -200,7 +200,8 @@ def run(
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
     before: runs before any device is used.
-    spread: whether the cores of a CPU may be devices; see `device.start`.
+    spread: whether the cores of a CPU are devices, where the config names no
+      mesh; see `device.start`.
   """
   app.run(
     lambda argv: _run(lambda: main(*argv[1:]), platform, before, spread),
@@ -309,7 +310,7 @@ def _run(
   main: Callable[[], None],
   platform: str,
   before: Callable[[], None],
-  spread: Callable[[], bool],
+  spread: bool,
 ) -> None:
   logging.set_verbosity(logging.DEBUG if VERBOSE.value else logging.INFO)
   # JAX reports each backend that is not there.
@@ -323,7 +324,11 @@ def _run(
   try:
     _hand_over()
     before()
-    device.start(PLATFORM.value or platform, cache=CACHE.value, spread=spread())
+    device.start(
+      PLATFORM.value or platform,
+      cache=CACHE.value,
+      spread=spread and _has_all_cores(),
+    )
     print(device.describe(), flush=True)
     device.require_seen(PLATFORM.value or platform)
     main()
@@ -344,6 +349,14 @@ def _run(
     if VERBOSE.value:
       traceback.print_exception(error)
     _fail(sentence)
+
+
+def _has_all_cores() -> bool:
+  """Whether the cores are this run's, to use as it is best."""
+  # Shards may work beside each other.
+  shard = flags.FLAGS["shard"].value if "shard" in flags.FLAGS else "0/1"
+  whole = shards.parse(shard, os.environ) == shards.WHOLE
+  return whole and setup.leaves_mesh_open(flags.FLAGS.config)
 
 
 def _hand_over() -> None:

@@ -16,7 +16,6 @@ from longctx_jax import commands
 from longctx_jax.evaluation import files, run
 from longctx_jax.evaluation import foreign as foreign_lib
 from longctx_jax.report import comparison
-from longctx_jax.scoring import setup
 
 _CONFIG = commands.define_config("longppl.py")
 _FIELDS = commands.define_data_flags()
@@ -58,4 +57,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main, spread=lambda: setup.leaves_mesh_open(_CONFIG.value))
+  commands.run(main, spread=True)

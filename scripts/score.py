@@ -13,7 +13,7 @@ from absl import flags
 
 from longctx_jax import commands
 from longctx_jax.runtime import shards
-from longctx_jax.scoring import run, setup
+from longctx_jax.scoring import run
 
 _CONFIG = commands.define_config("longppl.py")
 _FIELDS = commands.define_data_flags()
@@ -28,15 +28,6 @@ _PRUNE = flags.DEFINE_bool("prune", False, "remove what --data lacks")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the store anew")
 
 
-def _shard() -> shards.Shard:
-  return shards.parse(_SHARD.value, os.environ)
-
-
-def _spread() -> bool:
-  """Whether the cores are this run's: shards may work beside each other."""
-  return _shard() == shards.WHOLE and setup.leaves_mesh_open(_CONFIG.value)
-
-
 def main():
   """Scores, then says what to do next."""
   fields = {
@@ -47,7 +38,7 @@ def main():
     "scoring.detail": _DETAIL.value,
   }
   config = commands.override(_CONFIG.value, _FIELDS() | fields)
-  shard = _shard()
+  shard = shards.parse(_SHARD.value, os.environ)
   options = dict(overwrite=_OVERWRITE.value, shard=shard, prune=_PRUNE.value)
   store = run.score_corpus(config, workdir=_WORKDIR.value, **options)
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
@@ -65,4 +56,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main, spread=_spread)
+  commands.run(main, spread=True)

@@ -9,7 +9,6 @@ import signal
 import threading
 from types import FrameType
 
-
 # Of control groups, version 2 and 1.
 _MEMORY_LIMITS = (
   "/sys/fs/cgroup/memory.max",

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 from flax import nnx
 
 from longctx_jax.model import defaults, log_probs, sharding
@@ -213,6 +214,8 @@ class Scorer:
     key = (kind, ids.shape)
     with jax.set_mesh(mesh):
       if key not in self.compiled:
+        if not self.compiled:
+          _log_copies(self.model)
         start = time.monotonic()
         static = (kind,) if function is self.window_pass else ()
         precision = defaults.matmul_precision(self.model.dtype)
@@ -227,6 +230,19 @@ class Scorer:
         self.usage.compilations += 1
         self.usage.compile_seconds += time.monotonic() - start
       return np.asarray(self.compiled[key](params, *inputs))
+
+
+def _log_copies(model: LoadedModel) -> None:
+  """Says what it costs that each of several CPU devices has all weights."""
+  count = model.mesh.size
+  if count > 1 and sharding.has_copies_on_cores(model.mesh):
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+    logging.info(
+      "%d CPU devices, a copy of the weights on each: %d x %.2f GiB",
+      count,
+      count,
+      size / 2**30,
+    )
 
 
 def make_scorer(

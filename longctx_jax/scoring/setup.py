@@ -129,15 +129,6 @@ def load_model(config: ConfigDict, path: str) -> LoadedModel:
 
 def make_scorer(config: ConfigDict, model: LoadedModel) -> scorer.Scorer:
   """The compiled passes with the config's windows and batch sizes."""
-  copies = model.mesh.size
-  if copies > 1 and sharding.has_copies_on_cores(model.mesh):
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
-    logging.info(
-      "%d CPU devices, a copy of the weights on each: %d x %.2f GiB",
-      copies,
-      copies,
-      size / 2**30,
-    )
   return scorer.make_scorer(
     model,
     windows_of(config),

@@ -288,7 +288,7 @@ def test_prefixes_of_two_lengths_are_refused(scorer):
     list(scorer.score(jobs))
 
 
-def test_copies_on_cores_give_the_same_bits_and_feed_no_padding():
+def test_copies_on_cores_give_the_same_bits_and_feed_no_padding(caplog):
   """On 1 and 2 devices; the third document and the fifth window are alone."""
   config = testing.tiny_config(vocab_size=264)
   jobs = jobs_of((100, 101, 102))
@@ -297,7 +297,10 @@ def test_copies_on_cores_give_the_same_bits_and_feed_no_padding():
     mesh = sharding.make_mesh({"data": count}, jax.devices()[:count])
     model = testing.tiny_model(config, mesh=mesh)
     scorers.append(scorer_lib.make_scorer(model, Windows(K, D)))
-    found.append(by_key(scorers[-1].score(jobs)))
+    with caplog.at_level("INFO"):
+      found.append(by_key(scorers[-1].score(jobs)))
+  (said,) = (text for text in caplog.messages if "copy of the weights" in text)
+  assert said == "2 CPU devices, a copy of the weights on each: 2 x 0.00 GiB"
   for n, one in found[0].items():
     np.testing.assert_array_equal(one.long, found[1][n].long)
     np.testing.assert_array_equal(one.short, found[1][n].short)

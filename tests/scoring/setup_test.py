@@ -1,11 +1,9 @@
 """From a config to a run: what no run can have is refused before any model."""
 
-import jax
 import pytest
 from support.tiny_runs import make_config
 
 from longctx_jax import testing
-from longctx_jax.model import sharding
 from longctx_jax.scoring import setup
 
 
@@ -66,19 +64,3 @@ def test_what_is_stated_of_a_mesh_stands(fields, sizes):
 def test_a_mesh_that_is_left_open_is_the_machines():
   config = make_config()
   assert setup.leaves_mesh_open(config) and setup.mesh_of(config) is None
-
-
-@pytest.mark.parametrize(
-  ("sizes", "said"),
-  [
-    ({"data": 2}, ["2 CPU devices, a copy of the weights on each: 2 x 0.00"]),
-    ({"fsdp": 2}, []),
-    ({"data": 1}, []),
-  ],
-)
-def test_the_log_says_how_many_copies_there_are(caplog, sizes, said):
-  count = max(sizes.values())
-  mesh = sharding.make_mesh(sizes, jax.devices()[:count])
-  with caplog.at_level("INFO"):
-    setup.make_scorer(make_config(), testing.tiny_model(mesh=mesh))
-  assert [text.removesuffix(" GiB") for text in caplog.messages] == said
