@@ -40,7 +40,8 @@ def get_config(variant: str = "") -> ConfigDict:
       protocol="paper",  # or "strict"
     )
   )
-  config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1))  # devices
+  # Devices; 0 and 0: copies of the weights on CPU, else shards of them.
+  config.mesh = ConfigDict(dict(data=0, fsdp=0, tensor=1))
   config.scoring = ConfigDict(
     dict(
       dtype="",  # "" is float32 on CPU, bfloat16 elsewhere

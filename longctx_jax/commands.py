@@ -19,7 +19,16 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from longctx_jax import usage
-from longctx_jax.runtime import channel, device, failures, machine, urls, watch
+from longctx_jax.runtime import (
+  channel,
+  device,
+  failures,
+  machine,
+  shards,
+  urls,
+  watch,
+)
+from longctx_jax.scoring import setup
 
 _PACKAGE = f"{os.sep}longctx_jax{os.sep}"
 
@@ -111,6 +120,7 @@ def run(
   needs: Collection[str] = (),
   platform: str = "",
   before: Callable[[], None] = lambda: None,
+  spread: bool = False,
 ) -> None:
   """Runs a script: a user's error is one line and exit status 2.
 
@@ -125,9 +135,11 @@ def run(
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
     before: runs before any device is used.
+    spread: whether the cores of a CPU are devices, where the config names no
+      mesh; see `device.start`.
   """
   app.run(
-    lambda argv: _run(lambda: main(*argv[1:]), platform, before),
+    lambda argv: _run(lambda: main(*argv[1:]), platform, before, spread),
     flags_parser=lambda argv: _parse(argv, verbs, words, many, needs),
   )
 
@@ -273,7 +285,10 @@ def _end(line: str, status: int) -> NoReturn:
 
 
 def _run(
-  main: Callable[[], None], platform: str, before: Callable[[], None]
+  main: Callable[[], None],
+  platform: str,
+  before: Callable[[], None],
+  spread: bool,
 ) -> None:
   logging.set_verbosity(logging.DEBUG if VERBOSE.value else logging.INFO)
   # JAX reports each backend that is not there.
@@ -288,7 +303,11 @@ def _run(
   try:
     _hand_over()
     before()
-    device.start(PLATFORM.value or platform, cache=CACHE.value)
+    device.start(
+      PLATFORM.value or platform,
+      cache=CACHE.value,
+      spread=spread and _has_all_cores(),
+    )
     if not platform:  # What runs no model leaves its tables alone on stdout.
       print(device.describe(), flush=True)
     device.require_seen(PLATFORM.value or platform)
@@ -316,6 +335,18 @@ def _run(
     if VERBOSE.value:
       traceback.print_exception(error)
     _fail(error if isinstance(error, failures.Several) else sentence)
+
+
+def _has_all_cores() -> bool:
+  """Whether the cores are this run's, to use as it is best."""
+  # Shards may work beside each other.
+  shard = flags.FLAGS["shard"].value if "shard" in flags.FLAGS else "0/1"
+  whole = shards.parse(shard, os.environ) == shards.WHOLE
+  return (
+    whole
+    and channel.count() == 1
+    and setup.leaves_mesh_open(flags.FLAGS.config)
+  )
 
 
 def _hand_over() -> None:

@@ -71,6 +71,7 @@ def _evaluate(config, named, options):
 if __name__ == "__main__":
   commands.run(
     main,
+    spread=True,
     before=lambda: processes.join(_JOIN.value),
     needs=("model", "data"),
   )

@@ -72,6 +72,7 @@ def _score(config, options):
 if __name__ == "__main__":
   commands.run(
     main,
+    spread=True,
     before=lambda: processes.join(_JOIN.value),
     needs=("evaluator", "data", "workdir"),
   )

@@ -152,6 +152,40 @@ def place_rows(rows: Any, mesh: Mesh) -> Any:
   )
 
 
+def has_copies_on_cores(mesh: Mesh) -> bool:
+  """Whether each device is some of one machine's cores, with all weights."""
+  devices = mesh.devices.flat
+  return (
+    mesh.size == mesh.shape["data"]
+    and all(device.platform == "cpu" for device in devices)
+    and not mesh.is_multi_process
+  )
+
+
+def first_devices(mesh: Mesh, count: int) -> Mesh:
+  """The mesh of the first devices of one that has them all on `data`."""
+  return make_mesh({"data": count}, mesh.devices.flat[:count])
+
+
+def copies_on(tree: Any, mesh: Mesh) -> Any:
+  """Arrays of which each device has a copy, on some of the devices alone.
+
+  Nothing is copied.
+
+  Args:
+    tree: arrays, replicated over more devices.
+    mesh: some of them.
+  """
+  whole = NamedSharding(mesh, PartitionSpec())
+
+  def of_array(x: jax.Array) -> jax.Array:
+    parts = {shard.device: shard.data for shard in x.addressable_shards}
+    own = [parts[device] for device in mesh.devices.flat]
+    return jax.make_array_from_single_device_arrays(x.shape, whole, own)
+
+  return jax.tree.map(of_array, tree)
+
+
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
   """Constrains the layout of an activation; the identity without a mesh."""
   if jax.sharding.get_abstract_mesh().empty:

@@ -89,6 +89,21 @@ def test_cores_and_memory_are_counted_or_left_out(monkeypatch):
   assert machine.memory_bytes() == 0
 
 
+@pytest.mark.parametrize(
+  ("text", "expected"), [("1048576\n", 2**20), ("max\n", None), (None, None)]
+)
+def test_a_containers_memory_is_what_it_is_given(
+  tmp_path, monkeypatch, text, expected
+):
+  monkeypatch.setattr(machine, "_MEMORY_LIMITS", ())
+  whole = machine.memory_bytes()
+  path = tmp_path / "memory.max"
+  if text:
+    path.write_text(text)
+  monkeypatch.setattr(machine, "_MEMORY_LIMITS", (path, tmp_path / "none"))
+  assert machine.memory_bytes() == (expected or whole)
+
+
 def test_a_folder_that_cannot_be_opened_is_no_error_on_windows(
   tmp_path, monkeypatch
 ):

@@ -47,7 +47,7 @@ class Scoring:
   @property
   def sizes(self) -> Mapping[str, int]:
     """Devices per axis of the mesh."""
-    return _sizes(self.config)
+    return setup.mesh_sizes(self.config)
 
   @property
   def programs(self) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ class Training:
   @property
   def sizes(self) -> Mapping[str, int]:
     """Devices per axis of the mesh."""
-    return _sizes(self.config)
+    return dict(self.config.mesh)
 
   @property
   def length(self) -> int:
@@ -323,7 +323,3 @@ def _require_name(name: str) -> str:
       "no model is named: give --model, a folder with a config.json or a hub id"
     )
   return name
-
-
-def _sizes(config: ConfigDict) -> Mapping[str, int]:
-  return dict(config.mesh)
