@@ -18,7 +18,14 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from longctx_jax.runtime import device, failures, machine, shards, urls
+from longctx_jax.runtime import (
+  device,
+  failures,
+  machine,
+  programs,
+  shards,
+  urls,
+)
 from longctx_jax.scoring import protocol, setup
 
 # Of a store of key tokens.
@@ -48,9 +55,9 @@ PLATFORM = flags.DEFINE_string(
 
 CACHE = flags.DEFINE_string(
   "compilation_cache",
-  "~/.cache/longctx_jax/xla",
-  "folder of compiled programs, so that a second run compiles nothing; '' is "
-  "none",
+  programs.default_folder(),
+  "folder of compiled programs, so that a second run compiles nothing; up to "
+  "2 GiB; '' is none",
 )
 
 

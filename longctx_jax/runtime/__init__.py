@@ -8,6 +8,7 @@ Doors, for other rooms:
   shards: which part of the work is whose
   processes: several processes as one program; SIGTERM
   device: what a script runs on
+  programs: compiled programs, kept from one run to the next
   machine: what Linux, macOS and Windows do not share
   urls: places with a scheme, as gs://bucket/file
   failures: what went wrong outside of the program, as a sentence
@@ -15,6 +16,6 @@ Doors, for other rooms:
 
 __all__ = [
   "files", "foreign_files", "settings", "progress", "shards", "processes",
-  "device",
+  "device", "programs",
   "machine", "urls", "failures",
 ]  # fmt: skip
