@@ -19,7 +19,15 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from longctx_jax import usage
-from longctx_jax.runtime import channel, device, failures, machine, urls, watch
+from longctx_jax.runtime import (
+  channel,
+  device,
+  failures,
+  machine,
+  processes,
+  urls,
+  watch,
+)
 
 _PACKAGE = f"{os.sep}longctx_jax{os.sep}"
 
@@ -88,7 +96,7 @@ def define_config(
 
 
 def define_distributed() -> flags.FlagHolder[str]:
-  """Defines --distributed: the processes to join; see `processes.join`."""
+  """Defines --distributed: the processes that `run` joins."""
   return flags.DEFINE_string(
     "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
   )
@@ -102,7 +110,6 @@ def run(
   many: Collection[str] = (),
   needs: Collection[str] = (),
   platform: str = "",
-  before: Callable[[], None] = lambda: None,
 ) -> None:
   """Runs a script: a user's error is one line and exit status 2.
 
@@ -116,10 +123,9 @@ def run(
     needs: flags without which nothing runs, for the help.
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
-    before: runs before any device is used.
   """
   app.run(
-    lambda argv: _run(lambda: main(*argv[1:]), platform, before),
+    lambda argv: _run(lambda: main(*argv[1:]), platform),
     flags_parser=lambda argv: _parse(argv, verbs, words, many, needs),
   )
 
@@ -262,9 +268,7 @@ def _end(line: str, status: int) -> NoReturn:
   watch.leave(status)
 
 
-def _run(
-  main: Callable[[], None], platform: str, before: Callable[[], None]
-) -> None:
+def _run(main: Callable[[], None], platform: str) -> None:
   logging.set_verbosity(logging.DEBUG if VERBOSE.value else logging.INFO)
   # JAX reports each backend that is not there.
   py_logging.getLogger("jax").setLevel(py_logging.WARNING)
@@ -277,7 +281,8 @@ def _run(
   place = next(filter(None, _outputs().values()), "the disk")
   try:
     _hand_over()
-    before()
+    if "distributed" in flags.FLAGS:
+      processes.join(flags.FLAGS.distributed)
     device.start(PLATFORM.value or platform, cache=CACHE.value)
     if not platform:  # What runs no model leaves its tables alone on stdout.
       print(device.describe(), flush=True)

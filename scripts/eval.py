@@ -16,7 +16,6 @@ from longctx_jax import commands, fields
 from longctx_jax.evaluation import files, run
 from longctx_jax.evaluation import foreign as foreign_lib
 from longctx_jax.report import comparison
-from longctx_jax.runtime import processes
 from longctx_jax.scoring import setup
 
 _CONFIG = commands.define_config("longppl.py", fields.METRIC)
@@ -47,30 +46,18 @@ def main():
   config = fields.override(_CONFIG.value, values)
   options = dict(overwrite=_OVERWRITE.value, intersection=_SHARED.value)
   with setup.together(config, **options) as leads:
-    if leads:
-      _evaluate(config, fields.named_fields(_CONFIG, values), options)
-
-
-def _evaluate(config, named, options):
-  foreign = []
-  if _LOG_PROBS.value:
-    foreign = [foreign_lib.open_log_probs(_LOG_PROBS.value, _NAME.value)]
-  found = run.evaluate(
-    config,
-    workdir=_WORKDIR.value,
-    foreign=foreign,
-    named=named,
-    **options,
-  )
-  print(comparison.run_table(found, files.load_results(_WORKDIR.value)))
-  if any(result.has_numbers for result in found):
-    print(f"next: python scripts/report.py html {_WORKDIR.value}")
-  run.check_finished(found)
+    if not leads:
+      return
+    if _LOG_PROBS.value:
+      foreign = foreign_lib.open_log_probs(_LOG_PROBS.value, _NAME.value)
+      options["foreign"] = [foreign]
+    named = fields.named_fields(_CONFIG, values)
+    found = run.evaluate(config, workdir=_WORKDIR.value, named=named, **options)
+    print(comparison.run_table(found, files.load_results(_WORKDIR.value)))
+    if any(result.has_numbers for result in found):
+      print(f"next: python scripts/report.py html {_WORKDIR.value}")
+    run.check_finished(found)
 
 
 if __name__ == "__main__":
-  commands.run(
-    main,
-    before=lambda: processes.join(_JOIN.value),
-    needs=("model", "data"),
-  )
+  commands.run(main, needs=("model", "data"))

@@ -17,15 +17,13 @@ import os
 from absl import flags
 
 from longctx_jax import commands, fields
-from longctx_jax.runtime import processes, shards
+from longctx_jax.runtime import shards
 from longctx_jax.scoring import run, setup
 
 _CONFIG = commands.define_config("longppl.py", fields.METRIC)
 _FIELDS = fields.define_data()
 _WORKDIR = flags.DEFINE_string("workdir", None, "all output", required=True)
-_EVALUATOR = flags.DEFINE_string(
-  "evaluator", None, "folder, hub id or .gguf file"
-)
+_EVALUATOR = flags.DEFINE_string("evaluator", None, "hub id, folder or .gguf")
 _COLUMNS = flags.DEFINE_list("columns", None, "columns that pass through")
 _CHUNK = flags.DEFINE_integer("chunk_len", None, "cut as training cuts: T")
 _CUTTER = flags.DEFINE_string("chunk_tokenizer", None, "whose ids T counts")
@@ -48,13 +46,10 @@ def main():
   config = fields.override(_CONFIG.value, _FIELDS() | values)
   shard = shards.parse(_SHARD.value, os.environ)
   options = dict(overwrite=_OVERWRITE.value, shard=shard, prune=_PRUNE.value)
-  with setup.together(config, **options | {"shard": str(shard)}) as leads:
-    if leads:
-      _score(config, options)
-
-
-def _score(config, options):
-  store = run.score_corpus(config, workdir=_WORKDIR.value, **options)
+  with setup.together(config, **options) as leads:
+    if not leads:
+      return
+    store = run.score_corpus(config, workdir=_WORKDIR.value, **options)
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
   if config.data.chunk_len:
     print(
@@ -62,18 +57,12 @@ def _score(config, options):
       f"stored --config.data.key_tokens={_WORKDIR.value} --workdir runs/train"
     )
     return
-  same = (
-    "data text_column ids_column ids_tokenizer id_column row_range limit"
-  ).split()
+  same = "data text_column ids_column ids_tokenizer id_column row_range limit"
   print(
     f"next: python scripts/eval.py --keys {_WORKDIR.value} "
-    f"{fields.given(*same)} --model MODEL --workdir runs/eval"
+    f"{fields.given(*same.split())} --model MODEL --workdir runs/eval"
   )
 
 
 if __name__ == "__main__":
-  commands.run(
-    main,
-    before=lambda: processes.join(_JOIN.value),
-    needs=("evaluator", "data", "workdir"),
-  )
+  commands.run(main, needs=("evaluator", "data", "workdir"))

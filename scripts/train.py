@@ -15,7 +15,6 @@ workdir by --keys.
 from absl import flags
 
 from longctx_jax import commands, fields
-from longctx_jax.runtime import processes
 from longctx_jax.training import run
 
 _CONFIG = commands.define_config("llama2_7b.py", fields.TRAINING)
@@ -45,6 +44,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(
-    main, needs=("workdir",), before=lambda: processes.join(_JOIN.value)
-  )
+  commands.run(main, needs=("workdir",))
