@@ -39,7 +39,8 @@ def get_config(variant: str = "") -> ConfigDict:
       protocol="paper",  # or "strict"
     )
   )
-  config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1))  # devices
+  # Devices. "context" splits rows that are too long for one.
+  config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1, context=1))
   config.scoring = ConfigDict(
     dict(
       dtype="",  # "" is float32 on CPU, bfloat16 elsewhere

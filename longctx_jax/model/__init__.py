@@ -11,6 +11,7 @@ Doors, for other rooms:
   parameters: names and shapes of the parameters
   partition: where each parameter lives
   sharding: meshes, and sharding rules as data
+  row_parts: rows that the axis "context" of a mesh splits
   flops: floating-point operations of a pass
 
 Inside:
@@ -29,5 +30,6 @@ __all__ = [
   "parameters",
   "partition",
   "sharding",
+  "row_parts",
   "flops",
 ]

@@ -11,7 +11,12 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor", "context")
-BATCH_AXES = ("data", "fsdp")
+# What splits a batch of whole rows, and what does where "context" splits each
+# row (`row_parts`).
+BATCH_AXES = ("data", "fsdp", "context")
+ROW_AXES = ("data", "fsdp")
+# What splits a parameter beside "tensor".
+PARAMETER_AXES = ("fsdp", "context")
 
 
 Rules = Sequence[tuple[str, PartitionSpec]]
@@ -76,8 +81,8 @@ def infer_shardings(
       if size % ways:
         divisors = [d for d in range(1, size + 1) if size % d == 0]
         raise ValueError(
-          f"mesh axis {axes!r} of size {ways} does not divide dimension "
-          f"{size} of {name} {shape}; sizes that do: {divisors[:12]}"
+          f"mesh axis {_name(mesh, axes)} of size {ways} does not divide "
+          f"dimension {size} of {name} {shape}; sizes that do: {divisors[:12]}"
         )
     shardings[name] = NamedSharding(mesh, spec)
   unused = [pattern for pattern, _ in rules if pattern not in used]
@@ -91,14 +96,74 @@ def _axes_size(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
   return math.prod(mesh.shape[axis] for axis in axes)
 
 
+def _name(mesh: Mesh, axes: str | tuple[str, ...]) -> str:
+  """The axes that split anything."""
+  axes = (axes,) if isinstance(axes, str) else axes
+  return " x ".join(repr(axis) for axis in axes if mesh.shape[axis] > 1)
+
+
 def batch_ways(mesh: Mesh) -> int:
-  """Number of shards of a batch: a batch size must be a multiple of it."""
+  """Shards of a batch of whole rows: its size must be a multiple of it."""
   return _axes_size(mesh, BATCH_AXES)
 
 
+def row_ways(mesh: Mesh) -> int:
+  """The same of rows that the axis "context" splits."""
+  return _axes_size(mesh, ROW_AXES)
+
+
+def batch_axes(size: int, mesh: Mesh) -> tuple[str, ...]:
+  """Axes of `BATCH_AXES`, from the first on, that split so many rows evenly."""
+  for stop in range(len(BATCH_AXES), 0, -1):
+    if size % _axes_size(mesh, BATCH_AXES[:stop]) == 0:
+      return BATCH_AXES[:stop]
+  return ()
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Sharding of an array whose first axis is the batch."""
+  """Sharding of an array whose first axis is a batch of whole rows."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def row_sharding(mesh: Mesh, *, by_position: bool = False) -> NamedSharding:
+  """Sharding of an array whose first axis are rows that "context" splits.
+
+  Args:
+    by_position: whether the second axis are the positions of the rows, equally
+      many for each shard; else the shards of a row all have the array.
+  """
+  positions = ("context",) if by_position else ()
+  return NamedSharding(mesh, PartitionSpec(ROW_AXES, *positions))
+
+
+def row_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
+  """(share, shares) of a batch's rows that a process gives to its devices.
+
+  Processes among which an axis other than `ROW_AXES` splits the same rows have
+  the same share.
+
+  Args:
+    mesh: over all processes.
+    process: default: this one.
+
+  Raises:
+    ValueError: where the rows of a process do not follow one another.
+  """
+  process = jax.process_index() if process is None else process
+  by_rows = mesh.devices.reshape(row_ways(mesh), -1)
+  own = [
+    shard
+    for shard, devices in enumerate(by_rows)
+    if any(device.process_index == process for device in devices)
+  ]
+  share, rest = divmod(own[0], len(own))
+  if rest or len(by_rows) % len(own) or own[-1] - own[0] >= len(own):
+    raise ValueError(
+      f"process {process} has devices of the row shards {own} of "
+      f"{len(by_rows)}, which are no block of them: order the mesh "
+      f"{dict(mesh.shape)} so that the devices of a process are neighbours"
+    )
+  return share, len(by_rows) // len(own)
 
 
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
@@ -108,16 +173,15 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
 
 
-def axis_size(axis: str) -> int:
-  """Size of an axis of the mesh in use; 1 without a mesh."""
+def axis_size(*axes: str) -> int:
+  """Shards over axes of the mesh in use; 1 without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
-  return 1 if mesh.empty else mesh.shape[axis]
+  return 1 if mesh.empty else _axes_size(mesh, axes)
 
 
 def batch_axis_size() -> int:
   """Shards of a batch on the mesh in use; 1 without a mesh."""
-  mesh = jax.sharding.get_abstract_mesh()
-  return 1 if mesh.empty else batch_ways(mesh)
+  return axis_size(*BATCH_AXES)
 
 
 def on_cpu() -> bool:

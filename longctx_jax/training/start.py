@@ -11,7 +11,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from longctx_jax.checkpoints import hub, loading
-from longctx_jax.model import sharding
+from longctx_jax.model import row_parts, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.text.tokenizer import TextTokenizer
 from longctx_jax.training import config as config_lib
@@ -93,8 +93,9 @@ def start(
   rows.require_batch_size(
     config.data.batch_size,
     accumulate=config.optimizer.accumulate,
-    ways=sharding.batch_ways(mesh),
+    ways=sharding.row_ways(mesh),
   )
+  row_parts.require_length(config.data.seq_len, mesh, name="data.seq_len")
   data_config = config_lib.data_config(config, workdir)
   # What is missing is said before weights are read.
   documents = data.open_corpus(data_config)
@@ -120,12 +121,15 @@ def start(
     state = state_lib.create(
       dataclasses.replace(model, params=loaded.params), rule
     )
+  share, shares = sharding.row_share(mesh)
   pipeline = data.open_training_data(
     data_config,
     _tokenizer(config, model),
     corpus=documents,
     vocab_size=model.config.vocab_size,
     with_lengths=bool(model.config.rope_by_length),
+    share=share,
+    shares=shares,
   )
   if pipeline.num_steps < config.optimizer.steps:
     raise ValueError(
