@@ -135,7 +135,7 @@ def hidden(config, mesh, ids, **arguments):
     return row_parts.join(out)
 
   with jax.set_mesh(mesh):
-    return run(model.params, ids, arguments)
+    return np.asarray(run(model.params, ids, arguments))
 
 
 def packed_rows(rng):
