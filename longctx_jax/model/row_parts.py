@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped
 
 from longctx_jax.model import sharding
@@ -30,28 +30,27 @@ def count() -> int:
   return sharding.axis_size(AXIS)
 
 
-def fitting_length(length: int, mesh: Mesh) -> int:
-  """The least number of positions, `length` or more, that has equal parts."""
-  unit = _chunks(mesh.shape[AXIS])
+def fitting_length(length: int, parts: int) -> int:
+  """The least number of positions, `length` or more, in so many equal parts."""
+  unit = _chunks(parts)
   return -(-length // unit) * unit
 
 
-def require_length(length: int, mesh: Mesh, *, name: str) -> None:
-  """Raises ValueError for rows that the mesh cannot cut into equal parts.
+def require_length(length: int, parts: int, *, name: str) -> None:
+  """Raises ValueError for rows that have no equal parts.
 
   Args:
     length: positions of a row.
-    mesh: whose axis "context" splits them.
+    parts: size of the mesh axis "context".
     name: of the setting, for the message.
   """
-  above = fitting_length(length, mesh)
+  above = fitting_length(length, parts)
   if above != length:
-    ways = mesh.shape[AXIS]
-    below = above - _chunks(ways)
+    below = above - _chunks(parts)
     nearest = " or ".join(str(size) for size in (below, above) if size)
     raise ValueError(
-      f"mesh axis {AXIS!r} of size {ways} cuts rows into {_chunks(ways)} equal "
-      f"chunks, which {name}={length} positions are not: take {nearest}"
+      f"mesh axis {AXIS!r} of size {parts} cuts rows into {_chunks(parts)} "
+      f"equal chunks, which {name}={length} positions are not: take {nearest}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 
 import jax
 
@@ -14,6 +15,14 @@ _DEVICES = {
   "gpu": (("/dev/nvidiactl", "/dev/nvidia0"), "cuda"),
   "tpu": (("/dev/accel0", "/dev/vfio/0"), "tpu"),
 }
+# Of a chip, by its kind, where the device itself does not say.
+_MEMORY_GIB = (
+  (r"TPU v4", 32),
+  (r"TPU v5 lite|TPU v5e", 16),
+  (r"TPU v5p?", 95),
+  (r"TPU v6 lite|TPU v6e", 32),
+  (r"TPU ?7x", 192),
+)
 # Programs that compile faster are not worth a file.
 _CACHED_SECONDS = 0.3
 
@@ -63,15 +72,31 @@ def require_seen(platform: str) -> None:
       )
 
 
+def memory_bytes(device: jax.Device) -> int:
+  """Memory of a device; of a CPU, that of the machine; 0 where not known."""
+  if device.platform == "cpu":
+    return machine.memory_bytes()
+  try:
+    stats = device.memory_stats() or {}
+  except jax.errors.JaxRuntimeError:  # One of a topology, which is not there.
+    stats = {}
+  if "bytes_limit" in stats:
+    return stats["bytes_limit"]
+  sizes = (
+    gib << 30
+    for pattern, gib in _MEMORY_GIB
+    if re.fullmatch(pattern, device.device_kind)
+  )
+  return next(sizes, 0)
+
+
 def describe() -> str:
   """What the program runs on, e.g. "jax 0.10.2 | cpu x2 | 23 GiB"."""
   device = jax.devices()[0]
   if device.platform == "cpu":
     count, kind = machine.cpu_count(), "cpu"
-    size = machine.memory_bytes()
   else:
     count, kind = jax.device_count(), device.device_kind
-    stats = device.memory_stats() or {}
-    size = stats["bytes_limit"] if "bytes_limit" in stats else 0
+  size = memory_bytes(device)
   memory = f" | {size / 2**30:.0f} GiB" if size else ""
   return f"jax {jax.__version__} | {kind} x{count}{memory}"

@@ -73,11 +73,11 @@ class Scorer:
     """Long pass only; documents come back as their batch is full.
 
     Args:
-      jobs: `Job`s. Anything else passes through, in its place: a document that
-        needs no pass is not kept waiting for those that do.
+      jobs: each a `Job`. Anything else passes through, in its place: a
+        document that needs no pass is not kept waiting for those that do.
 
     Yields:
-      `Scores` of the jobs, and what passed through.
+      `Scores` of each, and what passed through.
 
     Raises:
       ValueError: for a document with fewer than two ids.
@@ -89,9 +89,7 @@ class Scorer:
         continue
       if len(job.ids) < 2:
         raise ValueError(f"document {job.key!r} has no target to score")
-      bucket = row_parts.fitting_length(
-        buckets.bucket_length(len(job.ids) - 1), self.model.mesh
-      )
+      bucket = buckets.row_length(len(job.ids) - 1, self.model.mesh)
       batch = waiting.setdefault(bucket, [])
       batch.append(job)
       if len(batch) == self.long_batch:
@@ -193,7 +191,7 @@ class Scorer:
     # Windows stay whole; the rows of a long pass may be split among devices.
     whole = function is self.window_pass
     split = sharding.batch_sharding if whole else sharding.row_sharding
-    inputs = jax.device_put((ids, lengths), split(self.model.mesh))
+    inputs = sharding.place_rows((ids, lengths), split(self.model.mesh))
     key = (kind, ids.shape)
     with jax.set_mesh(self.model.mesh):
       if key not in self.compiled:

@@ -115,7 +115,9 @@ def _check_batch(
     accumulate=accumulate,
     ways=sharding.row_ways(model.mesh),
   )
-  row_parts.require_length(batch["inputs"].shape[1], model.mesh, name="seq_len")
+  row_parts.require_length(
+    batch["inputs"].shape[1], model.mesh.shape[row_parts.AXIS], name="seq_len"
+  )
   needed = {
     "none": (),
     "live": _PLAN,

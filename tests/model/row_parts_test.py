@@ -45,13 +45,12 @@ def test_a_part_is_a_chunk_from_the_front_and_one_from_the_back():
 
 def test_a_length_that_has_no_equal_parts_is_refused():
   # cases E4
-  mesh = mesh_of(context=4)
-  row_parts.require_length(32, mesh, name="data.seq_len")
-  row_parts.require_length(33, mesh_of(data=4), name="data.seq_len")
+  row_parts.require_length(32, 4, name="data.seq_len")
+  row_parts.require_length(33, 1, name="data.seq_len")
   with refuses("'context' of size 4.*data.seq_len=33 .*: take 32 or 40$"):
-    row_parts.require_length(33, mesh, name="data.seq_len")
-  assert row_parts.fitting_length(33, mesh) == 40
-  assert row_parts.fitting_length(33, mesh_of(data=4)) == 33
+    row_parts.require_length(33, 4, name="data.seq_len")
+  assert row_parts.fitting_length(33, 4) == 40
+  assert row_parts.fitting_length(33, 1) == 33
 
 
 def attend(qkv, kwargs, weights, *, backend, in_parts):

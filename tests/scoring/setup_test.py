@@ -14,6 +14,8 @@ from longctx_jax.scoring import setup
     ("longppl__protocol", "loose", "'loose'"),
     ("data__over_length", "drop", "'drop'"),
     ("scoring__detail", "all", "detail='all' is not one of"),
+    ("scoring__dtype", "int8", "scoring.dtype='int8' .*--weights int8"),
+    ("scoring__weights", "int4", "weights='int4' is not one of int8"),
     ("data__chunk_tokenizer", "t", "chunk_tokenizer='t' without chunk_len"),
   ],
 )
