@@ -8,6 +8,7 @@ Doors, for other rooms:
   rope: rotary embeddings: a table of frequencies per type
   defaults: what a machine does best, where a config leaves it open
   log_probs: log-probs of targets, without logits of all positions
+  remat: what training keeps of a block, by name
   parameters: names and shapes of the parameters
   partition: where each parameter lives
   sharding: meshes, and sharding rules as data
@@ -26,6 +27,7 @@ __all__ = [
   "rope",
   "defaults",
   "log_probs",
+  "remat",
   "parameters",
   "partition",
   "sharding",

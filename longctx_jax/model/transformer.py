@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from longctx_jax.model import attention, layers, log_probs, rope, sharding
+from longctx_jax.model import remat as remat_lib
 from longctx_jax.model.attention_spec import AttentionSpec
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.layers import Linear, Mlp, RMSNorm
@@ -198,7 +199,7 @@ class Transformer(nnx.Module):
     lengths: Int[Array, "*N"] | None = None,
     score_rows: tuple[int, int] | None = None,
     backend: str = "blockwise",
-    remat: bool = False,
+    remat: str = "none",
   ) -> Float[Array, "B T D"]:
     """Final hidden states, after the last norm.
 
@@ -213,8 +214,8 @@ class Transformer(nnx.Module):
         The last layer computes queries and MLP only there. For inference: the
         layers are scanned by index, which costs memory under gradient.
       backend: one of `attention.BACKENDS`.
-      remat: keep only the inputs of each block for the backward pass, which
-        runs the block once more. For training.
+      remat: what is kept of each block for the backward pass: one of
+        `remat.POLICIES`.
 
     Returns:
       [B, S, D], or [B, stop - start, D] with `score_rows`.
@@ -273,7 +274,7 @@ class Transformer(nnx.Module):
     return sharding.constrain(x, sharding.BATCH_AXES, None, None)
 
   def _run_all(
-    self, x: Float[Array, "B S D"], passing: _Pass, *, remat: bool
+    self, x: Float[Array, "B S D"], passing: _Pass, *, remat: str
   ) -> Float[Array, "B S D"]:
     """All rows through all layers; the stack is scanned."""
     graphdef, stack = nnx.split(self.layers)
@@ -284,9 +285,7 @@ class Transformer(nnx.Module):
       layer, kind = layer_and_kind
       return nnx.merge(graphdef, layer)(x, passing.attend_by(kind)), None
 
-    if remat:
-      # Inside a scan nothing can be merged with the second run anyway.
-      apply = jax.checkpoint(apply, prevent_cse=False)
+    apply = remat_lib.apply_policy(apply, remat)
     return jax.lax.scan(apply, x, (stack, passing.kind_of))[0]
 
   def _run_rows(

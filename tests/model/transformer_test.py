@@ -288,34 +288,3 @@ def test_a_sharded_model_gives_the_same(name, sizes, mesh, rng):
   with jax.set_mesh(many.mesh):
     got = run(many, ids)
   np.testing.assert_allclose(run(one, ids), got, atol=2e-5)
-
-
-def test_remat_keeps_the_gradient_and_less_memory(mesh):
-  config = testing.tiny_config(num_layers=6, windows=(0,) * 6)
-  model = testing.tiny_model(config, mesh=mesh)
-  ids = jnp.arange(256)[None] % 250
-
-  @functools.partial(jax.jit, static_argnums=1)
-  def gradient(params, remat):
-    def total(params):
-      hidden = nnx.merge(model.graphdef, params)(ids, remat=remat)
-      return (hidden * jnp.cos(hidden)).mean()
-
-    return jax.grad(total)(params)
-
-  compiled = {
-    remat: gradient.lower(model.params, remat).compile()
-    for remat in (False, True)
-  }
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(
-      a, b, rtol=0, atol=1e-5 * np.abs(a).max()
-    ),
-    *(compiled[remat](model.params) for remat in (False, True)),
-  )
-  kept, run_again = (
-    compiled[remat].memory_analysis().temp_size_in_bytes
-    for remat in (False, True)
-  )
-  # Six layers of activations against one.
-  assert run_again < kept / 2

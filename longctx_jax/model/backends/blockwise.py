@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from longctx_jax.model import remat
 from longctx_jax.model.attention_spec import AttentionSpec
 
 # An index that a loop counts.
@@ -173,7 +174,9 @@ def _attend_forward(
   q_segments: Int[Array, " T"] | None,
   k_segments: Int[Array, " S"] | None,
 ) -> tuple[Float[Array, "n r H"], _Saved]:
-  out, normaliser = _forward(sight, q, k, v, q_segments, k_segments)
+  out, normaliser = map(
+    remat.keep, _forward(sight, q, k, v, q_segments, k_segments)
+  )
   return out, (q, k, v, q_segments, k_segments, out, normaliser)
 
 

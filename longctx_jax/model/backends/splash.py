@@ -22,7 +22,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import sharding
+from longctx_jax.model import remat, sharding
 from longctx_jax.model.attention_spec import AttentionSpec
 
 # Longer sequences take larger blocks: a table of all pairs of blocks has to fit
@@ -119,6 +119,7 @@ def _attend(
       block_kv_dq=block_k,
     ),
     attn_logits_soft_cap=spec.softcap or None,
+    residual_checkpoint_name=remat.NAME,
     interpret=interpret,
   )
   q = jnp.pad(q * spec.scale, ((0, 0), (0, pad_q), (0, 0), (0, pad_dim)))
