@@ -25,9 +25,11 @@ from longctx_jax.runtime import (
   failures,
   machine,
   processes,
+  shards,
   urls,
   watch,
 )
+from longctx_jax.scoring import setup
 
 _PACKAGE = f"{os.sep}longctx_jax{os.sep}"
 
@@ -80,23 +82,31 @@ def define_config(
   """Defines --config with a default in configs/; "file.py:variant" works.
 
   Args:
-    default: a file of configs/.
+    default: a file of configs/; "" is none: a config of any script, which
+      must be named.
     shown: fields that the help names.
   """
   global _default_config, _shown_fields
   # A default of the flag itself would be read before `run` can catch errors.
-  _default_config = str(folder("configs") / default)
+  _default_config = str(folder("configs") / default) if default else ""
   _shown_fields = shown
+  meaning = f"experiment file (default: {default})"
   try:
-    return config_flags.DEFINE_config_file(
-      "config", None, f"experiment file (default: {default})", lock_config=True
+    holder = config_flags.DEFINE_config_file(
+      "config",
+      None,
+      meaning if default else "experiment file of any script",
+      lock_config=True,
     )
+    if not default:
+      flags.mark_flag_as_required(holder)
+    return holder
   except flags.Error as error:  # It looks into a --flagfile at once.
     _fail(error)
 
 
 def define_distributed() -> flags.FlagHolder[str]:
-  """Defines --distributed: the processes that `run` joins."""
+  """Defines --distributed: the processes that `run` joins first."""
   return flags.DEFINE_string(
     "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
   )
@@ -110,6 +120,8 @@ def run(
   many: Collection[str] = (),
   needs: Collection[str] = (),
   platform: str = "",
+  before: Callable[[], None] = lambda: None,
+  spread: bool = False,
 ) -> None:
   """Runs a script: a user's error is one line and exit status 2.
 
@@ -123,9 +135,12 @@ def run(
     needs: flags without which nothing runs, for the help.
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
+    before: runs before any device is used, and other processes are joined.
+    spread: whether the cores of a CPU are devices, where the config names no
+      mesh; see `device.start`.
   """
   app.run(
-    lambda argv: _run(lambda: main(*argv[1:]), platform),
+    lambda argv: _run(lambda: main(*argv[1:]), platform, before, spread),
     flags_parser=lambda argv: _parse(argv, verbs, words, many, needs),
   )
 
@@ -254,6 +269,8 @@ def _outputs() -> dict[str, str]:
 
 
 def _fail(error: BaseException | str) -> NoReturn:
+  if isinstance(error, failures.Several):
+    _end("\n".join(f"error: {one}" for one in error.sentences), 2)
   # ml_collections wraps a KeyError, whose text would come out quoted.
   while isinstance(error, AttributeError | KeyError) and error.args:
     error = error.args[0]
@@ -268,7 +285,12 @@ def _end(line: str, status: int) -> NoReturn:
   watch.leave(status)
 
 
-def _run(main: Callable[[], None], platform: str) -> None:
+def _run(
+  main: Callable[[], None],
+  platform: str,
+  before: Callable[[], None],
+  spread: bool,
+) -> None:
   logging.set_verbosity(logging.DEBUG if VERBOSE.value else logging.INFO)
   # JAX reports each backend that is not there.
   py_logging.getLogger("jax").setLevel(py_logging.WARNING)
@@ -281,9 +303,14 @@ def _run(main: Callable[[], None], platform: str) -> None:
   place = next(filter(None, _outputs().values()), "the disk")
   try:
     _hand_over()
+    before()
     if "distributed" in flags.FLAGS:
-      processes.join(flags.FLAGS.distributed)
-    device.start(PLATFORM.value or platform, cache=CACHE.value)
+      processes.join(flags.FLAGS["distributed"].value)
+    device.start(
+      PLATFORM.value or platform,
+      cache=CACHE.value,
+      spread=spread and _has_all_cores(),
+    )
     if not platform:  # What runs no model leaves its tables alone on stdout.
       print(device.describe(), flush=True)
     device.require_seen(PLATFORM.value or platform)
@@ -310,7 +337,19 @@ def _run(main: Callable[[], None], platform: str) -> None:
       watch.leave(1)
     if VERBOSE.value:
       traceback.print_exception(error)
-    _fail(sentence)
+    _fail(error if isinstance(error, failures.Several) else sentence)
+
+
+def _has_all_cores() -> bool:
+  """Whether the cores are this run's, to use as it is best."""
+  # Shards may work beside each other.
+  shard = flags.FLAGS["shard"].value if "shard" in flags.FLAGS else "0/1"
+  whole = shards.parse(shard, os.environ) == shards.WHOLE
+  return (
+    whole
+    and channel.count() == 1
+    and setup.leaves_mesh_open(flags.FLAGS.config)
+  )
 
 
 def _hand_over() -> None:

@@ -46,18 +46,21 @@ def main():
   config = fields.override(_CONFIG.value, values)
   options = dict(overwrite=_OVERWRITE.value, intersection=_SHARED.value)
   with setup.together(config, **options) as leads:
-    if not leads:
-      return
-    if _LOG_PROBS.value:
-      foreign = foreign_lib.open_log_probs(_LOG_PROBS.value, _NAME.value)
-      options["foreign"] = [foreign]
-    named = fields.named_fields(_CONFIG, values)
-    found = run.evaluate(config, workdir=_WORKDIR.value, named=named, **options)
-    print(comparison.run_table(found, files.load_results(_WORKDIR.value)))
-    if any(result.has_numbers for result in found):
-      print(f"next: python scripts/report.py html {_WORKDIR.value}")
-    run.check_finished(found)
+    if leads:
+      _evaluate(config, fields.named_fields(_CONFIG, values), options)
+
+
+def _evaluate(config, named, options):
+  foreign = []
+  if _LOG_PROBS.value:
+    foreign = [foreign_lib.open_log_probs(_LOG_PROBS.value, _NAME.value)]
+  options = options | dict(workdir=_WORKDIR.value, foreign=foreign, named=named)
+  found = run.evaluate(config, **options)
+  print(comparison.run_table(found, files.load_results(_WORKDIR.value)))
+  if any(result.has_numbers for result in found):
+    print(f"next: python scripts/report.py html {_WORKDIR.value}")
+  run.check_finished(found)
 
 
 if __name__ == "__main__":
-  commands.run(main, needs=("model", "data"))
+  commands.run(main, spread=True, needs=("model", "data"))

@@ -23,7 +23,7 @@ from longctx_jax.scoring import run, setup
 _CONFIG = commands.define_config("longppl.py", fields.METRIC)
 _FIELDS = fields.define_data()
 _WORKDIR = flags.DEFINE_string("workdir", None, "all output", required=True)
-_EVALUATOR = flags.DEFINE_string("evaluator", None, "hub id, folder or .gguf")
+_EVALUATOR = flags.DEFINE_string("evaluator", None, "finds the key tokens")
 _COLUMNS = flags.DEFINE_list("columns", None, "columns that pass through")
 _CHUNK = flags.DEFINE_integer("chunk_len", None, "cut as training cuts: T")
 _CUTTER = flags.DEFINE_string("chunk_tokenizer", None, "whose ids T counts")
@@ -46,23 +46,23 @@ def main():
   config = fields.override(_CONFIG.value, _FIELDS() | values)
   shard = shards.parse(_SHARD.value, os.environ)
   options = dict(overwrite=_OVERWRITE.value, shard=shard, prune=_PRUNE.value)
-  with setup.together(config, **options) as leads:
-    if not leads:
-      return
-    store = run.score_corpus(config, workdir=_WORKDIR.value, **options)
+  with setup.together(config, **options | {"shard": str(shard)}) as leads:
+    if leads:
+      _score(config, options)
+
+
+def _score(config, options):
+  store = run.score_corpus(config, workdir=_WORKDIR.value, **options)
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
+  workdir = _WORKDIR.value
   if config.data.chunk_len:
-    print(
-      "next: python scripts/train.py --config CONFIG --config.loss.weights="
-      f"stored --config.data.key_tokens={_WORKDIR.value} --workdir runs/train"
-    )
-    return
-  same = "data text_column ids_column ids_tokenizer id_column row_range limit"
-  print(
-    f"next: python scripts/eval.py --keys {_WORKDIR.value} "
-    f"{fields.given(*same.split())} --model MODEL --workdir runs/eval"
-  )
+    command = f"train.py --config CONFIG --keys {workdir} --workdir runs/train"
+  else:
+    same = fields.given(*fields.OF_DOCUMENTS)
+    command = f"eval.py --keys {workdir} {same} --model MODEL"
+    command += " --workdir runs/eval"
+  print(f"next: python scripts/{command}")
 
 
 if __name__ == "__main__":
-  commands.run(main, needs=("evaluator", "data", "workdir"))
+  commands.run(main, spread=True, needs=("evaluator", "data", "workdir"))

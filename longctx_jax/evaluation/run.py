@@ -82,7 +82,9 @@ def evaluate(
     )
   candidates = [
     Candidate(name, lambda path=path: setup.load_model(config, path))
-    for name, path in names.read(config.models).items()
+    for name, path in names.read(
+      config.models, form=config.scoring.weights
+    ).items()
   ]
   models = {candidate.name for candidate in candidates}
   if twice := models & {one.name for one in foreign}:

@@ -10,6 +10,7 @@ Doors, for other rooms:
   channel: what these processes tell each other
   watch: all of them end where one does
   device: what a script runs on
+  chips: what devices can do, and the slices that there are of them
   machine: what Linux, macOS and Windows do not share
   urls: places with a scheme, as gs://bucket/file
   failures: what went wrong outside of the program, as a sentence
@@ -17,7 +18,6 @@ Doors, for other rooms:
 
 __all__ = [
   "files", "foreign_files", "settings", "progress", "shards", "processes",
-  "channel", "watch",
-  "device",
+  "channel", "watch", "device", "chips",
   "machine", "urls", "failures",
 ]  # fmt: skip

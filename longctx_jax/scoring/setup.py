@@ -7,6 +7,7 @@ import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -37,6 +38,7 @@ def check_config(config: ConfigDict) -> None:
   windows_of(config)
   thresholds_of(config)
   convert.check_dtype(config.scoring.dtype, field="scoring.dtype")
+  loading.check_weights(config.scoring.weights)
   for name, least in _LEAST.items():
     block, _, field = name.partition(".")
     if config[block][field] < least:
@@ -102,8 +104,34 @@ def cut_corpus(
   return ChunkedCorpus(corpus, tokenizer, config.data.chunk_len)
 
 
+def leaves_mesh_open(config: ConfigDict) -> bool:
+  """Whether the config leaves it to the machine how devices are used."""
+  one = {axis: size for axis, size in config.mesh.items() if size != 1}
+  return one == {"data": 0, "fsdp": 0}
+
+
+def mesh_sizes(config: ConfigDict) -> dict[str, int]:
+  """Devices per axis that the config names; what it leaves open is `fsdp`."""
+  sizes = dict(config.mesh)
+  # Of a mesh that is named in part the rest is shards of the weights.
+  sizes["data"] = sizes["data"] or 1
+  sizes["fsdp"] = sizes["fsdp"] or (1 if -1 in sizes.values() else -1)
+  return sizes
+
+
+def mesh_of(config: ConfigDict) -> jax.sharding.Mesh | None:
+  """The mesh that the config names; None where it leaves it open.
+
+  Raises:
+    ValueError: see `sharding.make_mesh`.
+  """
+  return (
+    None if leaves_mesh_open(config) else sharding.make_mesh(mesh_sizes(config))
+  )
+
+
 def load_model(config: ConfigDict, path: str) -> LoadedModel:
-  """Loads onto the mesh and in the dtype that the config names.
+  """Loads onto the mesh and in the dtype and weights that the config names.
 
   In all processes, where there are several; process 0 alone reads texts and
   needs a tokenizer.
@@ -113,8 +141,9 @@ def load_model(config: ConfigDict, path: str) -> LoadedModel:
   def load() -> LoadedModel:
     model = loading.load_model(
       path,
-      mesh=sharding.make_mesh(dict(config.mesh)),
+      mesh=mesh_of(config),
       dtype=config.scoring.dtype or None,
+      weights=config.scoring.weights,
     )
     if group.leads:
       loaded.require_tokenizer(model)
