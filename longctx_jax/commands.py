@@ -25,6 +25,7 @@ from longctx_jax.runtime import (
   failures,
   machine,
   processes,
+  programs,
   shards,
   urls,
   watch,
@@ -48,8 +49,8 @@ PLATFORM = flags.DEFINE_string(
 
 CACHE = flags.DEFINE_string(
   "compilation_cache",
-  "~/.cache/longctx_jax/xla",
-  "where programs are kept",
+  programs.default_folder(),
+  "where programs are kept, 2 GiB at most; '' is none",
 )
 
 
