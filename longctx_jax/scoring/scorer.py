@@ -13,7 +13,7 @@ import numpy as np
 from absl import logging
 from flax import nnx
 
-from longctx_jax.model import defaults, log_probs, sharding
+from longctx_jax.model import defaults, log_probs, row_parts, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime.progress import Usage, heartbeat
@@ -90,7 +90,7 @@ class Scorer:
         continue
       if len(job.ids) < 2:
         raise ValueError(f"document {job.key!r} has no target to score")
-      bucket = buckets.bucket_length(len(job.ids) - 1)
+      bucket = buckets.row_length(len(job.ids) - 1, self.model.mesh)
       batch = waiting.setdefault(bucket, [])
       batch.append(job)
       if len(batch) == self.long_batch:
@@ -210,14 +210,17 @@ class Scorer:
       mesh = sharding.first_devices(mesh, len(ids) * self.long_batch // most)
       params = sharding.copies_on(params, mesh)
     lengths = np.pad(np.array(lengths, np.int32), (0, len(ids) - len(lengths)))
-    inputs = sharding.place_rows((ids, lengths), mesh)
+    # Windows stay whole; the rows of a long pass may be split among devices.
+    whole = function is self.window_pass
+    split = sharding.batch_sharding if whole else sharding.row_sharding
+    inputs = sharding.place_rows((ids, lengths), split(mesh))
     key = (kind, ids.shape)
     with jax.set_mesh(mesh):
       if key not in self.compiled:
         if not self.compiled:
           _log_copies(self.model)
         start = time.monotonic()
-        static = (kind,) if function is self.window_pass else ()
+        static = (kind,) if whole else ()
         precision = defaults.matmul_precision(self.model.dtype)
         what = "windows" if static else "texts"
         name = f"the pass over {what} of up to {ids.shape[1]:,} ids"
@@ -262,15 +265,17 @@ def make_scorer(
     chunk: positions whose logits are held at a time.
     backend: attention backend; "auto" takes the one of this machine.
   """
-  backend = defaults.attention_backend(backend, model.config, dtype=model.dtype)
-  ways = sharding.batch_ways(model.mesh)
+  backend = defaults.attention_backend(
+    backend,
+    model.config,
+    dtype=model.dtype,
+    in_parts=model.mesh.shape[row_parts.AXIS] > 1,
+  )
   window_batch = defaults.window_batch(window_batch)
 
-  def log_probs_of(params, ids, lengths, targets, score_rows):
+  def log_probs_of(params, ids, lengths, targets, **rows):
     transformer = nnx.merge(model.graphdef, params)
-    hidden = transformer(
-      ids, lengths=lengths, score_rows=score_rows, backend=backend
-    )
+    hidden = transformer(ids, lengths=lengths, backend=backend, **rows)
     return log_probs.target_log_probs(
       hidden,
       transformer.head(),
@@ -284,7 +289,10 @@ def make_scorer(
 
   @functools.partial(jax.jit, out_shardings=whole)
   def long_pass(params, ids, lengths):
-    return log_probs_of(params, ids[:, :-1], lengths, ids[:, 1:], None)
+    inputs, targets = map(row_parts.split, (ids[:, :-1], ids[:, 1:]))
+    lengths = row_parts.repeat(lengths)
+    found = log_probs_of(params, inputs, lengths, targets, in_parts=True)
+    return row_parts.join(found)
 
   @functools.partial(jax.jit, static_argnums=3, out_shardings=whole)
   def window_pass(params, ids, lengths, prefix_len):
@@ -294,14 +302,14 @@ def make_scorer(
       ids[:, :-1],
       lengths,
       ids[:, first:],
-      (first - 1, first + windows.stride - 1),
+      score_rows=(first - 1, first + windows.stride - 1),
     )
 
   return Scorer(
     model=model,
     windows=windows,
-    long_batch=ways,
-    window_batch=window_batch * ways,
+    long_batch=sharding.row_ways(model.mesh),
+    window_batch=window_batch * sharding.batch_ways(model.mesh),
     usage=Usage(),
     long_pass=long_pass,
     window_pass=window_pass,
