@@ -90,7 +90,7 @@ def share_passes(monkeypatch, compiled):
   monkeypatch.setattr(
     sharding,
     "make_mesh",
-    lambda sizes, devices=None: make_mesh(sizes, jax.devices()[:1]),
+    lambda sizes, devices=None: make_mesh({}, jax.devices()[:1]),
   )
   return scorers
 
