@@ -11,9 +11,10 @@ import sys
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support import tiny_training
+from support import loopback, tiny_runs, tiny_training
 from support.command_line import ROOT, environment
 
+from longctx_jax.evaluation import files
 from longctx_jax.training import metrics
 
 _DEVICES = 4  # in all
@@ -162,6 +163,42 @@ def test_two_processes_run_the_whole_program(tmp_path):
     for name in ("one", "two")
   ]
   np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_an_evaluation_of_the_export_finds(tmp_path):
+  # cases H3, J4
+  config = tiny_training.make_config(tmp_path)
+  path = tiny_runs.write_jsonl(tmp_path / "d.jsonl", tiny_runs.make_texts(5))
+  scored = [
+    ROOT / "scripts" / "score.py", *tiny_runs.FLAGS, f"--data={path}",
+    f"--evaluator={config.model.path}", f"--workdir={tmp_path / 'keys'}",
+    "--compilation_cache=",
+  ]  # fmt: skip
+  finish([loopback.start(scored, cwd=tmp_path)])
+  trained = [
+    ROOT / "scripts" / "train.py", f"--config={ROOT / 'configs' / 'tiny.py'}",
+    f"--model={config.model.path}", f"--data={config.data.sources[0]}",
+    f"--workdir={tmp_path / 'two'}", "--config.data.seq_len=96",
+    "--config.optimizer.steps=2", "--config.optimizer.warmup_steps=1",
+    "--compilation_cache=", "--config.eval.every=2",
+    f"--config.eval.key_tokens={tmp_path / 'keys'}",
+    f"--config.eval.sources=('{path}',)",
+    f"--config.eval.alpha={tiny_runs.ALPHA}",
+    f"--config.eval.beta={tiny_runs.BETA}",
+  ]  # fmt: skip
+  finish(loopback.start_all(trained, count=2, cwd=tmp_path, devices=2))
+  (*_, last) = metrics.read_metrics(tmp_path / "two")
+  evaluated = [
+    ROOT / "scripts" / "eval.py", f"--data={path}", "--sums_only",
+    f"--keys={tmp_path / 'keys'}", f"--model={tmp_path / 'two' / 'export'}",
+    f"--workdir={tmp_path / 'eval'}", "--compilation_cache=",
+  ]  # fmt: skip
+  finish([loopback.start(evaluated, cwd=tmp_path)])
+  (result,) = files.load_results(tmp_path / "eval")
+  assert last["eval_key_tokens"] == result.n_key_tokens > 0
+  assert last["eval_ppl"] == pytest.approx(result.ppl, rel=1e-5)
+  assert last["eval_longppl"] == pytest.approx(result.longppl, rel=1e-5)
 
 
 if __name__ == "__main__":
