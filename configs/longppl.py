@@ -50,7 +50,12 @@ def get_config(variant: str = "") -> ConfigDict:
       flush_seconds=30.0,  # between parts of the store
     )
   )
-  config.eval = ConfigDict(dict(per_token=False))  # rows per target
+  config.eval = ConfigDict(
+    dict(
+      log_probs=True,  # keep them: a row a document, 8 bytes a target at most
+      per_token=False,  # and rows per target
+    )
+  )
   match variant:
     case "":
       pass
