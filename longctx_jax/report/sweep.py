@@ -9,14 +9,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from longctx_jax.evaluation import files, log_probs
+from longctx_jax.evaluation import files, identity, log_probs
 from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.paper import perplexity, spans
 from longctx_jax.report import alike, tables
+from longctx_jax.runtime import settings
+
+# What a sweep varies, as `identity.of_keys` calls it.
+_SWEPT = ("keys.short_len", "keys.stride", "keys.alpha", "keys.beta")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +184,19 @@ def _require_other_windows(
 def _require_same_documents(
   results: Sequence[ModelResult], store: KeyTokenStore, place: object
 ) -> None:
-  """Raises NotComparable where a document has another text in the store."""
+  """Raises NotComparable unless the store differs in windows alone.
+
+  Another evaluator would not have read the same of each document.
+  """
+  theirs = _without_windows(store.manifest.to_json())
   for result in results:
+    own = _without_windows(result.keys)
+    for name, one, another in settings.differences(own, theirs):
+      raise alike.NotComparable(
+        f"{place} is not like the key tokens of {result.name!r}: {name} was "
+        f"{one} and is {another}. Stores of a sweep differ in K, d and "
+        "thresholds alone"
+      )
     for document in result.documents:
       there = store.hashes.get(document.doc_id)
       if document.text_sha256 and there != document.text_sha256:
@@ -189,6 +205,11 @@ def _require_same_documents(
           f"{place} {state} document {document.doc_id!r} of {result.name!r}: "
           "name stores of the documents that were evaluated (--keys)"
         )
+
+
+def _without_windows(manifest: Mapping[str, Any]) -> dict[str, Any]:
+  facts = identity.of_keys(manifest)
+  return {name: facts[name] for name in facts if name not in _SWEPT}
 
 
 def _log_probs_of(
