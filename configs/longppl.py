@@ -40,7 +40,9 @@ def get_config(variant: str = "") -> ConfigDict:
       protocol="paper",  # or "strict"
     )
   )
-  config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1))  # devices
+  # Devices; 0 and 0: copies of the weights on CPU, else shards of them.
+  # "context" splits rows that are too long for one.
+  config.mesh = ConfigDict(dict(data=0, fsdp=0, tensor=1, context=1))
   config.scoring = ConfigDict(
     dict(
       dtype="",  # "" is float32 on CPU, bfloat16 elsewhere
@@ -52,7 +54,13 @@ def get_config(variant: str = "") -> ConfigDict:
       flush_seconds=30.0,  # between parts of the store
     )
   )
-  config.eval = ConfigDict(dict(per_token=False))  # rows per target
+  config.eval = ConfigDict(
+    dict(
+      log_probs=True,  # keep them: a row a document, 8 bytes a target at most
+      per_token=False,  # and rows per target
+      sums_only=False,  # no log-prob of a target leaves the devices
+    )
+  )
   match variant:
     case "":
       pass

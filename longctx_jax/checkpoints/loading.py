@@ -17,11 +17,11 @@ from longctx_jax.checkpoints import (
   step_folder,
 )
 from longctx_jax.checkpoints import weights as weights_lib
-from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints.facts import config_json, published
 from longctx_jax.checkpoints.gguf import tensors
 from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
 from longctx_jax.checkpoints.tensor_source import TensorSource
-from longctx_jax.model import defaults, int8, parameters, sharding
+from longctx_jax.model import defaults, int8, parameters
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.runtime.progress import heartbeat
@@ -46,7 +46,7 @@ def load_model(
     path: a Hugging Face folder, a folder that scripts/convert.py wrote in
       Orbax's format, a .gguf file, a hub id, or the checkpoint of a training
       step (W/checkpoints/100).
-    mesh: default: all devices on the `fsdp` axis.
+    mesh: default: `defaults.mesh`.
     dtype: of the parameters and activations; default: `defaults.dtype`.
       Log-probs are float32 in any case.
     weights: one of `WEIGHTS`: "int8" rounds the kernels of the layers as they
@@ -74,20 +74,21 @@ def load_model(
   if weights:
     _require_tensors(folder, name)
   dtype = defaults.dtype(dtype)
-  if mesh is None:
-    mesh = sharding.make_mesh({"fsdp": -1})
-  kwargs = dict(dtype=dtype, mesh=mesh)
   if orbax_folder.is_orbax(folder):
     record = orbax_folder.read_record(folder)
     config = orbax_folder.read_config(folder)
     tokenizer = _tokenizer(folder, name, config)
+    mesh = mesh or defaults.mesh(config, dtype)
     with heartbeat(name, doing="loading"):
-      loaded = orbax_folder.load_parameters(folder, config, **kwargs)
+      loaded = orbax_folder.load_parameters(
+        folder, config, dtype=dtype, mesh=mesh
+      )
     revision, digest = record["revision"], record["checksum"]
     weight_format = f"orbax {record['dtype']}"
   elif step_folder.is_step(folder):
     config = step_folder.read_config(folder)
     tokenizer = _tokenizer(facts_folder(folder), name, config)
+    mesh = mesh or defaults.mesh(config, dtype)
     with heartbeat(name):
       # As stored, so that the identity doesn't depend on how it is loaded.
       graphdef, params = step_folder.load_parameters(folder, config, mesh=mesh)
@@ -99,13 +100,15 @@ def load_model(
     source = open_source(folder)
     config = read_config(source, name=name)
     tokenizer = _tokenizer(folder, name, config)
+    mesh = mesh or defaults.mesh(config, dtype)
     with heartbeat(name, doing="loading"):
       loaded = weights_lib.load_parameters(
         source,
         config,
         allow_missing=allow_missing,
         rounded=weights == int8.FORMAT,
-        **kwargs,
+        dtype=dtype,
+        mesh=mesh,
       )
       digest = weights_lib.checksum(source)
     weight_format = source.weight_format
@@ -164,12 +167,7 @@ def describe_model(
   """
   name = str(path)
   folder, revision = hub.resolve(name)
-  if orbax_folder.is_orbax(folder):
-    config = orbax_folder.read_config(folder)
-  elif step_folder.is_step(folder):
-    config = step_folder.read_config(folder)
-  else:
-    config = read_config(open_source(folder), name=name)
+  config = read_facts(folder, name=name)
   graphdef, params = parameters.abstract_model(config, jnp.dtype(dtype))
   return LoadedModel(
     name=name,
@@ -182,6 +180,50 @@ def describe_model(
     revision=revision,
     weight_format="",
   )
+
+
+def read_facts(
+  folder: pathlib.Path, *, name: str, weights_here: bool = True
+) -> ModelConfig:
+  """The facts of a model.
+
+  Args:
+    folder: what `hub.resolve` found.
+    name: of the model, for messages.
+    weights_here: whether the tensors are to be looked at: whether all are
+      there, and what they say of the output head. False where they have not
+      been downloaded.
+
+  Raises:
+    FileNotFoundError: a missing file; it is named.
+    ValueError: a checkpoint that cannot be read faithfully.
+  """
+  if orbax_folder.is_orbax(folder):
+    return orbax_folder.read_config(folder)
+  if step_folder.is_step(folder):
+    return step_folder.read_config(folder)
+  if weights_here:
+    return read_config(open_source(folder), name=name)
+  fields = hf_folder.read_fields(facts_folder(folder))
+  return config_json.from_hf(fields, source=name)
+
+
+def facts_of(path: str | pathlib.Path) -> ModelConfig:
+  """The facts of a model, of which no weights need to be there.
+
+  Args:
+    path: see `load_model`; a folder may hold a config.json alone. What
+      `published.FIELDS` knows is not asked for at the hub.
+
+  Raises:
+    FileNotFoundError: where there is no such path.
+    ValueError: see `config_json.from_hf`.
+  """
+  name = str(path)
+  if name in published.FIELDS and not pathlib.Path(name).exists():
+    return config_json.from_hf(published.FIELDS[name], source=name)
+  folder, _ = hub.resolve(name, weights=False)
+  return read_facts(folder, name=name, weights_here=folder.is_file())
 
 
 def stored_checksum(path: str | pathlib.Path) -> str:
