@@ -22,7 +22,6 @@ METRIC = (
   "longppl.stride",
   "longppl.alpha",
   "longppl.beta",
-  "mesh.fsdp",
   "scoring.window_batch",
 )
 
@@ -39,6 +38,18 @@ TRAINING = (
   "model.rope.rope_type",
   "mesh.fsdp",
   "checkpoint.every",
+)
+
+
+# Flags that say which documents are read, and how.
+OF_DOCUMENTS = (
+  "data",
+  "text_column",
+  "ids_column",
+  "ids_tokenizer",
+  "id_column",
+  "row_range",
+  "limit",
 )
 
 
@@ -68,6 +79,7 @@ def define_data() -> Callable[[], dict[str, Any]]:
   )
   kind = flags.DEFINE_enum("protocol", None, protocol.PROTOCOLS, "BOS rules")
   dtype = flags.DEFINE_enum("dtype", None, convert.DTYPES, "of the weights")
+  weights = flags.DEFINE_string("weights", None, "int8: half the memory")
   return lambda: {
     "data.sources": data.value,
     "data.text_column": text.value,
@@ -79,6 +91,7 @@ def define_data() -> Callable[[], dict[str, Any]]:
     "data.over_length": over.value,
     "longppl.protocol": kind.value,
     "scoring.dtype": dtype.value,
+    "scoring.weights": weights.value,
   }
 
 
@@ -101,6 +114,20 @@ def define_training() -> Callable[[], dict[str, Any]]:
     "data.key_tokens": keys.value,
     "loss.weights": "stored" if keys.value else None,
   }
+
+
+def define_values(**flags_of: tuple[Any, str]) -> Callable[[], dict[str, Any]]:
+  """Defines a flag for each name=(default, help); returns how to read them."""
+  define = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    str: flags.DEFINE_string,
+  }
+  holders = {
+    name: define[type(default)](name, default, text)
+    for name, (default, text) in flags_of.items()
+  }
+  return lambda: {name: one.value for name, one in holders.items()}
 
 
 def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:

@@ -313,7 +313,7 @@ def test_a_signal_ends_in_one_line(finished, number, said):
 
 
 def test_the_first_line_says_what_it_runs_on(finished):
-  line = finished["no results"].out.splitlines()[0]
+  line = finished["no model"].out.splitlines()[0]
   assert re.fullmatch(r"jax [\d.]+ \| cpu x\d+ \| \d+ GiB", line)
   # Nothing is started for a mistake in the command line itself.
   assert finished["a flag"].out == ""

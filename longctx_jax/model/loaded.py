@@ -11,12 +11,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import parameters, partition, sharding
+from longctx_jax.model import int8, parameters, partition, sharding
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.text.tokenizer import TextTokenizer
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LoadedModel:
   """A model ready to score.
 
@@ -41,6 +41,13 @@ class LoadedModel:
   checksum: str
   revision: str
   weight_format: str
+
+  def __repr__(self) -> str:
+    count = sum(x.size for x in parameters.flatten(self.params).values())
+    return (
+      f"LoadedModel({self.name}: {count / 1e6:,.1f} M parameters, "
+      f"{self.dtype}, {self.mesh.size} devices)"
+    )
 
   @property
   def dtype(self) -> str:
@@ -73,6 +80,7 @@ def describe(
   *,
   mesh: sharding.AnyMesh,
   dtype: DTypeLike,
+  weights: str = "",
 ) -> LoadedModel:
   """The model as shapes with their places on a mesh; there are no weights.
 
@@ -81,6 +89,7 @@ def describe(
     config: its facts.
     mesh: may be one of chips that are not there.
     dtype: of the parameters.
+    weights: "int8" for kernels in 8 bits; see `int8`.
 
   Raises:
     ValueError: where the mesh does not divide the model.
@@ -92,9 +101,16 @@ def describe(
   placed = partition.parameter_shardings(config, shapes, mesh)
 
   def place(path: tuple[Any, ...], leaf: nnx.Param) -> nnx.Param:
-    where = placed[".".join(map(str, path))]
+    name = ".".join(map(str, path))
+    value = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    where = placed[name]
+    if weights == int8.FORMAT and int8.is_rounded(name):
+      value = jax.eval_shape(int8.quantise, value)
+      where = int8.shardings(where)
     return leaf.replace(
-      jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+      jax.tree.map(
+        lambda part, sharding: part.update(sharding=sharding), value, where
+      )
     )
 
   params = nnx.from_flat_state(

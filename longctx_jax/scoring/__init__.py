@@ -5,6 +5,8 @@ Doors, for other rooms:
   protocol: what a model reads of a document
   finder: from scored documents to key tokens
   setup: from a config to corpus, model and scorer
+  eval_step: sums of losses, taken on the devices
+  shared: one model on several processes
   run: a corpus into a key-token store
   buckets: fixed shapes for documents of any length
 
@@ -13,4 +15,6 @@ Inside:
   outcome: what became of the documents, in the log
 """
 
-__all__ = ["scorer", "protocol", "finder", "setup", "run", "buckets"]
+__all__ = [
+  "scorer", "protocol", "finder", "eval_step", "setup", "run", "buckets",
+]  # fmt: skip

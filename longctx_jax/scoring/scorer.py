@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 from flax import nnx
 
-from longctx_jax.model import defaults, log_probs, sharding
+from longctx_jax.model import defaults, log_probs, row_parts, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime.progress import Usage, heartbeat
@@ -73,11 +74,11 @@ class Scorer:
     """Long pass only; documents come back as their batch is full.
 
     Args:
-      jobs: `Job`s. Anything else passes through, in its place: a document that
-        needs no pass is not kept waiting for those that do.
+      jobs: each a `Job`. Anything else passes through, in its place: a
+        document that needs no pass is not kept waiting for those that do.
 
     Yields:
-      `Scores` of the jobs, and what passed through.
+      `Scores` of each, and what passed through.
 
     Raises:
       ValueError: for a document with fewer than two ids.
@@ -89,7 +90,7 @@ class Scorer:
         continue
       if len(job.ids) < 2:
         raise ValueError(f"document {job.key!r} has no target to score")
-      bucket = buckets.bucket_length(len(job.ids) - 1)
+      bucket = buckets.row_length(len(job.ids) - 1, self.model.mesh)
       batch = waiting.setdefault(bucket, [])
       batch.append(job)
       if len(batch) == self.long_batch:
@@ -129,7 +130,8 @@ class Scorer:
       yield from run(pool)
 
   def _run_long(self, bucket, jobs):
-    ids = np.zeros((self.long_batch, bucket + 1), np.int32)
+    rows = self._rows(len(jobs), self.long_batch)
+    ids = np.zeros((rows, bucket + 1), np.int32)
     for row, job in enumerate(jobs):
       ids[row, : len(job.ids)] = job.ids
     lengths = [len(job.ids) for job in jobs]
@@ -139,7 +141,7 @@ class Scorer:
     counts = [len(job.ids) - 1 for job in jobs]
     self.usage.tokens += sum(counts)
     self.usage.needed += sum(counts)
-    self.usage.fed += self.long_batch * bucket
+    self.usage.fed += rows * bucket
     for row, (job, count) in enumerate(zip(jobs, counts, strict=True)):
       long = np.array(out[row, :count])
       yield Scores(job, long, np.full_like(long, np.nan))
@@ -166,13 +168,17 @@ class Scorer:
   def _run_windows(self, batch):
     prefix_len = batch[0][0].job.prefix_len
     length = prefix_len + self.windows.length
-    ids = np.zeros((self.window_batch, length), np.int32)
+    rows = self.window_batch
+    # A window is over sooner than another program is compiled.
+    if (prefix_len, (rows, length)) not in self.compiled:
+      rows = self._rows(len(batch), rows)
+    ids = np.zeros((rows, length), np.int32)
     for row, (scores, _, span) in enumerate(batch):
       if scores.job.prefix_len != prefix_len:
         raise ValueError("all jobs of a scorer have the same prefix_len")
       ids[row, : len(span)] = span
       self.usage.needed += len(span) - 1
-    self.usage.fed += self.window_batch * (length - 1)
+    self.usage.fed += rows * (length - 1)
     lengths = [len(span) for _, _, span in batch]
     out = self._call(self.window_pass, prefix_len, ids, lengths)
     self.usage.count_windows(scored=len(batch))
@@ -181,21 +187,40 @@ class Scorer:
       scores.short[first : first + count] = out[row, :count]
       yield scores
 
+  def _rows(self, count, most):
+    """Rows of a batch that `count` are there for: fewer where that is faster.
+
+    Devices that share their cores are slowed down by one that has only
+    padding; without it, they have its cores.
+    """
+    if not sharding.has_copies_on_cores(self.model.mesh):
+      return most
+    per_device = most // self.long_batch
+    return -(-count // per_device) * per_device
+
   def _call(self, function, kind, ids, lengths):
     """Runs a pass on the mesh; compilation is timed apart.
 
     The rows' real lengths, of all ids, go in beside the padded ids: RoPE
     tables may depend on them.
     """
+    most = self.long_batch if kind == "long" else self.window_batch
+    mesh, params = self.model.mesh, self.model.params
+    if len(ids) < most:
+      mesh = sharding.first_devices(mesh, len(ids) * self.long_batch // most)
+      params = sharding.copies_on(params, mesh)
     lengths = np.pad(np.array(lengths, np.int32), (0, len(ids) - len(lengths)))
-    inputs = jax.device_put(
-      (ids, lengths), sharding.batch_sharding(self.model.mesh)
-    )
+    # Windows stay whole; the rows of a long pass may be split among devices.
+    whole = function is self.window_pass
+    split = sharding.batch_sharding if whole else sharding.row_sharding
+    inputs = sharding.place_rows((ids, lengths), split(mesh))
     key = (kind, ids.shape)
-    with jax.set_mesh(self.model.mesh):
+    with jax.set_mesh(mesh):
       if key not in self.compiled:
+        if not self.compiled:
+          _log_copies(self.model)
         start = time.monotonic()
-        static = (kind,) if function is self.window_pass else ()
+        static = (kind,) if whole else ()
         precision = defaults.matmul_precision(self.model.dtype)
         what = "windows" if static else "texts"
         name = f"the pass over {what} of up to {ids.shape[1]:,} ids"
@@ -203,11 +228,24 @@ class Scorer:
           heartbeat(name, doing="compiling"),
           jax.default_matmul_precision(precision),
         ):
-          lowered = function.lower(self.model.params, *inputs, *static)
+          lowered = function.lower(params, *inputs, *static)
           self.compiled[key] = lowered.compile()
         self.usage.compilations += 1
         self.usage.compile_seconds += time.monotonic() - start
-      return np.asarray(self.compiled[key](self.model.params, *inputs))
+      return np.asarray(self.compiled[key](params, *inputs))
+
+
+def _log_copies(model: LoadedModel) -> None:
+  """Says what it costs that each of several CPU devices has all weights."""
+  count = model.mesh.size
+  if count > 1 and sharding.has_copies_on_cores(model.mesh):
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+    logging.info(
+      "%d CPU devices, a copy of the weights on each: %d x %.2f GiB",
+      count,
+      count,
+      size / 2**30,
+    )
 
 
 def make_scorer(
@@ -227,15 +265,17 @@ def make_scorer(
     chunk: positions whose logits are held at a time.
     backend: attention backend; "auto" takes the one of this machine.
   """
-  backend = defaults.attention_backend(backend, model.config, dtype=model.dtype)
-  ways = sharding.batch_ways(model.mesh)
+  backend = defaults.attention_backend(
+    backend,
+    model.config,
+    dtype=model.dtype,
+    in_parts=model.mesh.shape[row_parts.AXIS] > 1,
+  )
   window_batch = defaults.window_batch(window_batch)
 
-  def log_probs_of(params, ids, lengths, targets, score_rows):
+  def log_probs_of(params, ids, lengths, targets, **rows):
     transformer = nnx.merge(model.graphdef, params)
-    hidden = transformer(
-      ids, lengths=lengths, score_rows=score_rows, backend=backend
-    )
+    hidden = transformer(ids, lengths=lengths, backend=backend, **rows)
     return log_probs.target_log_probs(
       hidden,
       transformer.head(),
@@ -245,11 +285,14 @@ def make_scorer(
     )
 
   # Log-probs are small and leave for the host at once: replicated.
-  whole = jax.sharding.NamedSharding(model.mesh, jax.sharding.PartitionSpec())
+  whole = jax.sharding.PartitionSpec()
 
   @functools.partial(jax.jit, out_shardings=whole)
   def long_pass(params, ids, lengths):
-    return log_probs_of(params, ids[:, :-1], lengths, ids[:, 1:], None)
+    inputs, targets = map(row_parts.split, (ids[:, :-1], ids[:, 1:]))
+    lengths = row_parts.repeat(lengths)
+    found = log_probs_of(params, inputs, lengths, targets, in_parts=True)
+    return row_parts.join(found)
 
   @functools.partial(jax.jit, static_argnums=3, out_shardings=whole)
   def window_pass(params, ids, lengths, prefix_len):
@@ -259,14 +302,14 @@ def make_scorer(
       ids[:, :-1],
       lengths,
       ids[:, first:],
-      (first - 1, first + windows.stride - 1),
+      score_rows=(first - 1, first + windows.stride - 1),
     )
 
   return Scorer(
     model=model,
     windows=windows,
-    long_batch=ways,
-    window_batch=window_batch * ways,
+    long_batch=sharding.row_ways(model.mesh),
+    window_batch=window_batch * sharding.batch_ways(model.mesh),
     usage=Usage(),
     long_pass=long_pass,
     window_pass=window_pass,

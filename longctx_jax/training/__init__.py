@@ -2,6 +2,7 @@
 
 Doors, for other rooms:
   run: trains, or goes on with a training
+  preflight: what a run lacks, all at once
   program: the compiled step; the jit is there
   losses: weighted likelihood losses, and which weights targets carry
   step: one pure training step
@@ -26,6 +27,7 @@ Inside:
 
 __all__ = [
   "run",
+  "preflight",
   "program",
   "losses",
   "step",

@@ -40,6 +40,7 @@ def train(
   workdir: str | pathlib.Path,
   overwrite: bool = False,
   restart_at: int | None = None,
+  documents: corpus.Corpus | None = None,
 ) -> LoadedModel:
   """Runs, or goes on with, a training; ends with the export.
 
@@ -49,6 +50,7 @@ def train(
     overwrite: start anew over a run with other settings.
     restart_at: step of a checkpoint to go on from with a new optimizer, under
       the optimizer's settings of this config; see `start.start`.
+    documents: those of the config, where they are open already.
 
   Returns:
     The trained model, parameters in float32.
@@ -69,7 +71,9 @@ def train(
       workdir / workdir_lib.CHECKPOINTS, keep=config.checkpoint.keep
     )
     with contextlib.closing(saved):
-      run = start.start(config, saved, workdir, restart_at=restart_at)
+      run = start.start(
+        config, saved, workdir, restart_at=restart_at, documents=documents
+      )
       _run(config, run, saved, workdir)
   return run.model_now()
 

@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from longctx_jax.model import parameters, partition, sharding
+from longctx_jax.model import int8, parameters, partition, sharding
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.loaded import LoadedModel
 
@@ -44,7 +44,11 @@ def create(
 
   The parameters are copied to float32: the model stays usable when the state
   is donated.
+
+  Raises:
+    ValueError: see `int8.require_plain`.
   """
+  int8.require_plain(model.params, doing="training")
 
   def init(params: nnx.State) -> TrainState:
     params = jax.tree.map(lambda p: p.astype(jnp.float32), params)

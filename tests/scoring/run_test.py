@@ -210,6 +210,11 @@ def test_a_finished_document_is_not_scored_again(tmp_path, config, scorers):
     ("data.over_length", "skip", "over_length was 'truncate_end' and"),
     ("scoring.detail", "keys", "detail was 'tokens' and is 'keys'"),
     ("scoring.dtype", "bfloat16", "dtype was 'float32' and is 'bfloat16'"),
+    (
+      "scoring.weights",
+      "int8",
+      "weight_format was 'safetensors F32' and is 'safetensors F32 as int8'",
+    ),
   ],
 )
 def test_a_store_of_other_settings_is_refused_by_field(

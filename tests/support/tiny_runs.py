@@ -77,7 +77,8 @@ def share_passes(monkeypatch, compiled):
   scorers = []
 
   def make(model, windows, **options):
-    key = repr((model.config, model.dtype, windows, options))
+    kernels = jax.tree.structure(model.params)
+    key = repr((model.config, model.dtype, kernels, windows, options))
     if key not in compiled:
       compiled[key] = make_scorer(model, windows, **options)
     scorers.append(
@@ -87,7 +88,9 @@ def share_passes(monkeypatch, compiled):
 
   monkeypatch.setattr(scorer_lib, "make_scorer", make)
   monkeypatch.setattr(
-    sharding, "make_mesh", lambda sizes: make_mesh(sizes, jax.devices()[:1])
+    sharding,
+    "make_mesh",
+    lambda sizes, devices=None: make_mesh(sizes, jax.devices()[:1]),
   )
   return scorers
 

@@ -24,6 +24,10 @@ from longctx_jax.training import losses, optimizer, program, rows
 KINDS = ("score", "eval", "train")
 # What a TPU takes where a config leaves it open.
 _DTYPE, _BACKEND, _WINDOW_BATCH = "bfloat16", "splash", 4
+_SPLIT = {
+  "long pass": sharding.row_sharding,
+  "short pass": sharding.batch_sharding,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Scoring:
   @property
   def sizes(self) -> Mapping[str, int]:
     """Devices per axis of the mesh."""
-    return _sizes(self.config)
+    return setup.mesh_sizes(self.config)
 
   @property
   def programs(self) -> tuple[str, ...]:
@@ -86,12 +90,14 @@ class Scoring:
     model = self._describe(mesh)
     made = self._scorer(model)
     batch, ids = self._shape(name, made)
+    split = _SPLIT[name](mesh)
     return memory.forward(
       memory.Activations(
         config=self.facts,
         mesh=mesh,
-        rows=batch // sharding.batch_ways(mesh),
+        rows=split.shard_shape((batch,))[0],
         length=ids - 1,
+        in_parts=name == "long pass",
         itemsize=jnp.dtype(model.dtype).itemsize,
       ),
       weights=memory.shard_bytes(model.params),
@@ -104,9 +110,7 @@ class Scoring:
     made = self._scorer(model)
     shape = self._shape(name, made)
     ids, lengths = (
-      jax.ShapeDtypeStruct(
-        size, jnp.int32, sharding=sharding.batch_sharding(mesh)
-      )
+      jax.ShapeDtypeStruct(size, jnp.int32, sharding=_SPLIT[name](mesh))
       for size in (shape, shape[:1])
     )
     function, static = made.long_pass, ()
@@ -125,7 +129,8 @@ class Scoring:
     """(rows, ids) of a batch."""
     if name == "short pass":
       return made.window_batch, self._prefix_len + made.windows.length
-    return made.long_batch, 1 + buckets.bucket_length(self.length - 1)
+    mesh = made.model.mesh
+    return made.long_batch, 1 + buckets.row_length(self.length - 1, mesh)
 
   def _describe(self, mesh: sharding.AnyMesh) -> loaded.LoadedModel:
     dtype = self.config.scoring.dtype or _DTYPE
@@ -162,7 +167,7 @@ class Training:
   @property
   def sizes(self) -> Mapping[str, int]:
     """Devices per axis of the mesh."""
-    return _sizes(self.config)
+    return dict(self.config.mesh)
 
   @property
   def length(self) -> int:
@@ -202,7 +207,7 @@ class Training:
     del name
     loss = config_lib.loss_config(self.config)
     parts = self.config.optimizer.accumulate
-    ways = sharding.batch_ways(mesh)
+    ways = sharding.row_ways(mesh)
     batch = self.config.data.batch_size
     rows.require_batch_size(batch, accumulate=parts, ways=ways)
     state = self._state(self._describe(mesh))
@@ -211,11 +216,12 @@ class Training:
       mesh=mesh,
       rows=batch // parts // ways,
       length=self.length,
+      in_parts=True,
       itemsize=config_lib.compute_dtype(self.config).itemsize,
     )
     windows = min(loss.window_batch, long.rows * self._n_windows(loss))
     short = dataclasses.replace(
-      long, rows=windows, length=loss.windows.length - 1
+      long, rows=windows, length=loss.windows.length - 1, in_parts=False
     )
     return memory.step(
       long,
@@ -243,7 +249,9 @@ class Training:
       name: jax.ShapeDtypeStruct(
         (data.batch_size, *field.shape),
         field.dtype,
-        sharding=sharding.batch_sharding(mesh),
+        sharding=sharding.row_sharding(
+          mesh, by_position=field.shape == one["inputs"].shape
+        ),
       )
       for name, field in one.items()
     }
@@ -278,7 +286,7 @@ def read(config: ConfigDict, *, kind: str = "", model: str = "") -> Workload:
 
   Raises:
     ValueError: a config of another kind, or that names no model; see
-      `loading.read_facts`.
+      `loading.facts_of`.
     FileNotFoundError: no such model.
   """
   trains = "loss" in config
@@ -295,7 +303,7 @@ def read(config: ConfigDict, *, kind: str = "", model: str = "") -> Workload:
     named = [*config.models, config.evaluator]
   name = _require_name(model or named[0])
   setup.check_config(config)
-  facts = loading.read_facts(name)
+  facts = loading.facts_of(name)
   length = config.data.max_length or facts.max_position
   return Scoring(config, name, facts, kind, length)
 
@@ -312,7 +320,7 @@ def _read_training(config: ConfigDict, name: str) -> Training:
   config_lib.check_config(config)
   nowhere = sharding.abstract_mesh({}, 1)
   model = loaded.describe(
-    name, loading.read_facts(name), mesh=nowhere, dtype="float32"
+    name, loading.facts_of(name), mesh=nowhere, dtype="float32"
   )
   return Training(config, name, config_lib.adapted(config, model).config)
 
@@ -323,7 +331,3 @@ def _require_name(name: str) -> str:
       "no model is named: give --model, a folder with a config.json or a hub id"
     )
   return name
-
-
-def _sizes(config: ConfigDict) -> Mapping[str, int]:
-  return dict(config.mesh)
