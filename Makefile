@@ -52,13 +52,13 @@ test-data-tools: .venv-data-tools/ready
 	$(subst $(BIN),.venv-data-tools/bin,$(PYTEST)) -q \
 	  tests/key_tokens/data_tools_test.py
 
-# The launch lines of docs/tpu.md, xpk's by its own command line too.
-test-launch: .venv-launch/ready
-	$(subst $(BIN),.venv-launch/bin,$(PYTEST)) -q tests/launch_test.py
-
 # The notebook as Jupyter runs it, and its numbers.
 test-notebook: .venv/notebook
 	$(PYTEST) -q -m notebook tests/notebook_test.py
+
+# The launch lines of docs/tpu.md, xpk's by its own command line too.
+test-launch: .venv-launch/ready
+	$(subst $(BIN),.venv-launch/bin,$(PYTEST)) -q tests/launch_test.py
 
 # With the newest JAX and Flax that a newer Python gets.
 test-latest: .venv-latest/ready
