@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from longctx_jax.evaluation import passes, results
+from longctx_jax.evaluation import identity, passes, results
 from longctx_jax.evaluation.matched import Matched
 from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.runtime import failures
@@ -127,7 +127,7 @@ def evaluate_log_probs(
   return results.summarise(
     found,
     protocol_name=matched.store.manifest.protocol,
-    self_evaluated=passes.has_evaluators_name(
+    self_evaluated=identity.has_evaluators_name(
       matched.store.manifest, foreign.name
     ),
     scores=scores,

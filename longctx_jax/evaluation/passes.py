@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -154,24 +153,6 @@ def _compare(keys, offsets, log_probs):
   return -float(expected[known].sum()), float(gaps.sum())
 
 
-def has_evaluators_name(manifest: Manifest, name: str) -> bool:
-  """Whether slice files, which say no more, are of a model of this name.
-
-  Folders, hub ids and names of results agree in their last part.
-
-  Args:
-    manifest: of the key tokens.
-    name: of the model under test.
-  """
-
-  def short(text):
-    return re.split(r"/|--", text.rstrip("/"))[-1].lower()
-
-  return manifest.detail == "spans" and (
-    short(manifest.evaluator) == short(name)
-  )
-
-
 def check_log_probs(
   doc_id: str, text: str, log_probs: Any, offsets: Any
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -316,7 +297,7 @@ class Evaluation:
     same = {
       name for name in identity.MODEL if getattr(manifest, name) == own[name]
     }
-    self.self_evaluated = "checksum" in same or has_evaluators_name(
+    self.self_evaluated = "checksum" in same or identity.has_evaluators_name(
       manifest, scorer.model.name
     )
     self._same_pass = (
@@ -330,15 +311,24 @@ class Evaluation:
       protocol.check_bos(self.scorer, texts)
 
   def evaluate(
-    self, pairs: Iterable[tuple[KeyTokens, str]]
+    self, pairs: Iterable[tuple[KeyTokens, str]], *, ahead: bool = False
   ) -> Iterator[Evaluated]:
-    """Evaluates documents; they come back as they finish."""
+    """Evaluates documents; they come back as they finish.
+
+    Args:
+      pairs: read one by one, no further ahead than the passes need.
+      ahead: read them in a thread, some passes further: for many.
+    """
     # By place, since key tokens found one by one share their index.
     waiting: dict[int, tuple[KeyTokens, str, Prepared]] = {}
 
-    def jobs() -> Iterator[scorer_lib.Job | Evaluated]:
-      for place, (keys, text) in enumerate(pairs):
+    def read() -> Iterator[tuple[Any, ...]]:
+      for keys, text in pairs:
         prepared, log_probs = self._read(keys, text[: keys.n_chars])
+        yield prepared, keys, text, log_probs
+
+    def jobs(items: Iterable[Any]) -> Iterator[scorer_lib.Job | Evaluated]:
+      for place, (prepared, keys, text, log_probs) in enumerate(items):
         if prepared.reason:
           yield Evaluated(keys, unscored(keys, text, prepared.reason))
         elif log_probs is not None:
@@ -348,10 +338,11 @@ class Evaluation:
           waiting[place] = keys, text, prepared
           yield scorer_lib.Job(place, prepared.ids, prepared.prefix_len)
 
-    for done in self.scorer.score_long(jobs()):
-      if isinstance(done, scorer_lib.Scores):
-        done = _evaluated(*waiting.pop(done.job.key), done.long)
-      yield done
+    with protocol.reading(read(), ahead=ahead) as items:
+      for done in self.scorer.score_long(jobs(items)):
+        if isinstance(done, scorer_lib.Scores):
+          done = _evaluated(*waiting.pop(done.job.key), done.long)
+        yield done
 
   def _read(
     self, keys: KeyTokens, text: str

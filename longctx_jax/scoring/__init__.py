@@ -10,7 +10,10 @@ Doors, for other rooms:
 Inside:
   paper_step: the definition as a program, to be read first
   outcome: what became of the documents, in the log
+  jobs: documents as a scorer gets them, and as it gives them back
+  stream: one stream of documents through the passes of a scorer
   buckets: fixed shapes for documents of any length
+  rows: which documents share the rows of a batch
 """
 
 __all__ = ["scorer", "protocol", "finder", "setup", "run"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from longctx_jax.key_tokens import writer as writer_lib
 from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import files
+from longctx_jax.runtime import files, workers
 from longctx_jax.runtime.progress import Progress
 from longctx_jax.runtime.shards import WHOLE, Shard
 from longctx_jax.scoring import finder as finder_lib
@@ -171,7 +172,6 @@ def _score(
   changed: list[str] = []
 
   def missing() -> Iterator[Document]:
-    checked = False
     for document in documents:
       doc_id, digest = document.doc_id, store_lib.document_sha256(document)
       wanted.append(doc_id)
@@ -180,25 +180,31 @@ def _score(
         continue
       if writer.is_changed(doc_id, digest):
         changed.append(doc_id)
-      if not checked:
-        finder.check_bos(documents)
-        checked = True
       yield document
 
+  unread = missing()
+  first = next(unread, None)
+  if first is not None:
+    finder.check_bos(documents)
+    unread = itertools.chain([first], unread)
   pending: list[KeyTokens] = []
   last_write = time.monotonic()
-  try:
-    for row in finder.find(missing()):
-      pending.append(row)
-      progress.total = documents.count
-      progress.advance()
-      # A part holds what came in half a minute: a kill loses no more.
-      if time.monotonic() - last_write >= config.scoring.flush_seconds:
-        writer.write(pending)
-        pending, last_write = [], time.monotonic()
-  finally:
-    # An interrupted run keeps what it finished.
-    writer.write(pending)
+  with (
+    contextlib.closing(finder.find(unread, ahead=True)) as rows,
+    workers.Writer(writer.write, limit=1) as writing,
+  ):
+    try:
+      for row in rows:
+        pending.append(row)
+        progress.total = documents.count
+        progress.advance()
+        # A part holds what came in half a minute: a kill loses no more.
+        if time.monotonic() - last_write >= config.scoring.flush_seconds:
+          writing.put(pending)
+          pending, last_write = [], time.monotonic()
+    finally:
+      # An interrupted run keeps what it finished.
+      writing.put(pending)
   progress.finish()
   if changed:
     logging.info(

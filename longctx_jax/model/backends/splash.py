@@ -28,6 +28,8 @@ from longctx_jax.model.attention_spec import AttentionSpec
 # Longer sequences take larger blocks: a table of all pairs of blocks has to fit
 # into 1 MiB of scalar memory, which it does up to 524,288 positions.
 _LONG = 1 << 17
+# Up to there.
+LONGEST_BLOCK = 512
 _HEAD_TILE = 64
 
 
@@ -84,7 +86,7 @@ def _block_size(length: int) -> int:
   """The largest usual block that pads the length by at most an eighth."""
   if length > _LONG:
     return 1024
-  for block in (512, 256):
+  for block in (LONGEST_BLOCK, 256):
     if -length % block <= length // 8:
       return block
   return 128
