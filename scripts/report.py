@@ -1,6 +1,6 @@
 r"""Tables, pictures and correlations of what scripts/eval.py wrote.
 
-python scripts/report.py compare runs/eval --format markdown --baseline A
+python scripts/report.py compare runs/a runs/b --format markdown --baseline A
 python scripts/report.py html runs/eval --data my.txt
 python scripts/report.py correlate runs/eval --benchmarks scores.csv
 """
@@ -23,9 +23,9 @@ _ID = flags.DEFINE_string("id_column", "", "column of document ids")
 _DOCUMENTS = flags.DEFINE_integer("documents", 3, "heat maps at most")
 
 
-def main(verb: str, workdir: str):
+def main(verb: str, workdir: str, *others: str):
   """Prints or writes what the verb asks for."""
-  results = files.load_results(workdir)
+  results = files.load_all([workdir, *others])
   options = {"baseline": _BASELINE.value, "force": _FORCE.value}
   if verb == "compare":
     print(comparison.compare_table(results, fmt=_FORMAT.value, **options))
@@ -56,5 +56,6 @@ if __name__ == "__main__":
     main,
     verbs=("compare", "html", "correlate"),
     words=("a workdir",),
+    many=("compare", "correlate"),
     platform="cpu",
   )

@@ -6,6 +6,7 @@ model/attention_test.py.
 """
 
 import dataclasses
+import re
 import runpy
 
 import jax
@@ -13,11 +14,12 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 from support import published_models
 from support.command_line import ROOT
 
 from longctx_jax import testing
-from longctx_jax.model import parameters, partition, sharding
+from longctx_jax.model import int8, parameters, partition, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.model.rope import RopeConfig
 from longctx_jax.paper.windows import Windows
@@ -71,13 +73,19 @@ def topology_mesh(monkeypatch):
   ):
     monkeypatch.setenv(name, value)
 
-  def make(name, sizes):
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
+  def make(name, sizes, **options):
+    topology = topologies.get_topology_desc(
+      platform="tpu", topology_name=name, **options
+    )
     return sharding.make_mesh(sizes, topology.devices)
 
+  # What was compiled for chips that are not there can't be read again.
+  jax.config.update("jax_enable_compilation_cache", False)
+  compilation_cache.reset_cache()
   # A TPU cannot multiply bfloat16 at the precision that the tests set.
   with jax.default_matmul_precision("default"):
     yield make
+  jax.config.update("jax_enable_compilation_cache", True)
 
 
 @pytest.fixture
@@ -86,8 +94,8 @@ def mesh(topology_mesh):
   return topology_mesh("v5e:2x4", {"fsdp": 4, "tensor": 2})
 
 
-def abstract_model(config, mesh, dtype=jnp.bfloat16):
-  """A model whose parameters are shapes with shardings."""
+def abstract_model(config, mesh, dtype=jnp.bfloat16, *, rounded=False):
+  """A model whose parameters are shapes with shardings, or rounded to int8."""
   graphdef, params = parameters.abstract_model(config, jnp.dtype(dtype))
   shapes = {
     name: leaf.shape for name, leaf in parameters.flatten(params).items()
@@ -96,8 +104,15 @@ def abstract_model(config, mesh, dtype=jnp.bfloat16):
 
   def place(path, leaf):
     name = ".".join(str(part) for part in path)
+    value = jax.ShapeDtypeStruct(leaf.shape, dtype)
+    where = placed[name]
+    if rounded and int8.is_rounded(name):
+      value = jax.eval_shape(int8.quantise, value)
+      where = int8.shardings(where)
     return leaf.replace(
-      jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=placed[name])
+      jax.tree.map(
+        lambda part, sharding: part.update(sharding=sharding), value, where
+      )
     )
 
   params = nnx.from_flat_state(
@@ -159,6 +174,75 @@ def test_an_8b_model_scores_on_eight_chips(
   assert count_kernels(compiled) == kernels
   # 16 GB of parameters are 1.87 GiB a chip; the rest is activations.
   assert compiled.memory_analysis().peak_memory_in_bytes < limit
+
+
+def written(text):
+  """Lines of a compiled program whose results reach memory: none in fusions."""
+  inside = False
+  for line in text.splitlines():
+    if line.endswith("{"):
+      inside = line.lstrip().startswith("%fused_computation")
+    elif not inside:
+      yield line
+
+
+@pytest.fixture
+def one_chip(topology_mesh):
+  """One v5e chip of 16 GiB."""
+  bounds = (1, 1, 1)
+  return topology_mesh("v5e:1x1", {"fsdp": 1}, chips_per_host_bounds=bounds)
+
+
+@pytest.mark.parametrize(
+  ("name", "shape", "static"),
+  [("window_pass", (4, 5120), (0,)), ("long_pass", (1, 1 + 131072), ())],
+)
+def test_an_8b_model_in_int8_scores_on_one_small_chip(
+  one_chip, name, shape, static
+):
+  model = abstract_model(
+    testing.tiny_config(**LLAMA31_8B), one_chip, rounded=True
+  )
+  compiled = compile_pass(
+    model, name, shape, *static, windows=Windows(4096, 1024)
+  )
+  assert print_memory(f"int8 {name}", compiled) < 15 * GIB
+  # Kernels leave int8 on the way into a product: no copy is written of a stack
+  # nor of a layer.
+  text = compiled.as_text()
+  for kernel in ("4096,14336", "14336,4096", "4096,4096"):
+    assert f"s8[32,{kernel}]" in text
+    assert not re.search(rf"(bf16|f32)\[32,{kernel}\]", text)
+    copies = rf"= (bf16|f32)\[(1,)?({kernel})\]"
+    assert not [line for line in written(text) if re.search(copies, line)]
+
+
+def count_gathers_within_products(text):
+  """Products in whose kernel the gather of another kernel goes on."""
+  computations = re.findall(
+    r"^%async_collective_fusion.*?^}", text, re.M | re.S
+  )
+  return sum(
+    " convolution(" in body and " all-gather(" in body for body in computations
+  )
+
+
+def test_the_long_pass_of_llama31_8b_gathers_whole_kernels(topology_mesh):
+  """Eight v5e chips, a text of 32,768 ids on each."""
+  model = abstract_model(
+    testing.tiny_config(**LLAMA31_8B), topology_mesh("v5e:2x4", {"fsdp": 8})
+  )
+  compiled = compile_pass(
+    model, "long_pass", (8, 1 + 32768), windows=Windows(4096, 1024)
+  )
+  assert print_memory("llama31_8b long_pass", compiled) < 4.5 * GIB
+  text = compiled.as_text()
+  # Partial sums that go round the shards are rounded at each of them.
+  assert "windowed_dot_general" not in text
+  started = text.count('custom_call_target="AsyncCollectiveStart"')
+  assert started == text.count('custom_call_target="AsyncCollectiveDone"') > 0
+  # Of the seven kernels of a layer, the one at its beginning has to wait.
+  assert count_gathers_within_products(text) >= 5
 
 
 def test_gradients_through_layers_with_windows_and_sinks(mesh):

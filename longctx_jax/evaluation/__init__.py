@@ -11,6 +11,7 @@ Doors, for other rooms:
 Inside:
   documents: the sums of one document
   matched: documents beside their key tokens, checked once
+  names: what models are called among results
   caveats: what a reader of a result must know
 """
 

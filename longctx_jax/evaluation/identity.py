@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.runtime import settings
 
@@ -58,21 +56,3 @@ def keys_sha256(keys: KeyTokens) -> str:
   """
   facts = [keys.n_chars, keys.n_eligible, keys.reason, keys.spans.tolist()]
   return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def has_evaluators_name(manifest: Manifest, name: str) -> bool:
-  """Whether slice files, which say no more, are of a model of this name.
-
-  Folders, hub ids and names of results agree in their last part.
-
-  Args:
-    manifest: of the key tokens.
-    name: of the model under test.
-  """
-
-  def short(text):
-    return re.split(r"/|--", text.rstrip("/"))[-1].lower()
-
-  return manifest.detail == "spans" and (
-    short(manifest.evaluator) == short(name)
-  )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 import pathlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from ml_collections import ConfigDict
 from longctx_jax.evaluation import (
   caveats,
   files,
+  names,
   passes,
   results,
 )
@@ -80,11 +80,16 @@ def evaluate(
       f"chunk_len={config.data.chunk_len}: documents are cut for training; "
       "models are evaluated on whole ones"
     )
+  if config.eval.sums_only and config.eval.per_token:
+    raise ValueError(
+      "sums_only and per_token: with the first no log-prob of a target leaves "
+      "the devices, so there is none to write; leave one of them out"
+    )
   candidates = [
     Candidate(name, lambda path=path: setup.load_model(config, path))
-    for name, path in zip(
-      model_names(config.models), config.models, strict=True
-    )
+    for name, path in names.read(
+      config.models, form=config.scoring.weights
+    ).items()
   ]
   models = {candidate.name for candidate in candidates}
   if twice := models & {one.name for one in foreign}:
@@ -120,28 +125,6 @@ def evaluate(
       )
     )
   return found
-
-
-def model_names(paths: Sequence[str]) -> list[str]:
-  """Names of results: the hub id with "--" for "/", or the last path part.
-
-  Raises:
-    ValueError: two models of one name.
-  """
-  names = []
-  for path in paths:
-    is_hub_id = not pathlib.Path(path).exists() and path.count("/") == 1
-    # The absolute path: "." has no name of its own.
-    own = pathlib.Path(os.path.abspath(pathlib.Path(path).expanduser())).name
-    name = path.replace("/", "--") if is_hub_id else own
-    if not name:
-      raise ValueError(f"--model {path} has no name: name a folder of its own")
-    if name in names:
-      raise ValueError(
-        f"two models are called {name!r}: evaluate them into two workdirs"
-      )
-    names.append(name)
-  return names
 
 
 def evaluate_candidates(
@@ -241,11 +224,13 @@ def _evaluate_model(
   manifest = matched.store.manifest
   model = candidate.load()
   scorer = setup.make_scorer(config, model)
+  sums_only = config.eval.sums_only
   run = passes.Evaluation(
     scorer,
     manifest,
     max_length=setup.max_length_of(config, model),
     over_length=config.data.over_length,
+    summer=setup.make_summer(config, scorer) if sums_only else None,
   )
   facts = finder.identity(model)
   facts = {"name": facts.pop("evaluator")} | facts
@@ -280,6 +265,7 @@ def _evaluate_model(
     model=facts,
     max_length=run.max_length,
     over_length=config.data.over_length,
+    sums_only=sums_only,
     n_reused=sum(line.reused for line in lines),
     seconds=seconds,
     # None where the model did not run: all log-probs were the evaluator's.

@@ -32,7 +32,7 @@ _ROW_BYTES, _SCHEMA_BYTES = 512, 8192
 _NAMED_IDS = 5
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class KeyTokenStore:
   """Key tokens by document, each loaded when it is asked for.
 
@@ -46,6 +46,13 @@ class KeyTokenStore:
   manifest: Manifest
   hashes: dict[str, str] = dataclasses.field(repr=False)
   _load: Callable[[str], KeyTokens] = dataclasses.field(repr=False)
+
+  def __repr__(self) -> str:
+    windows = self.manifest.windows
+    return (
+      f"KeyTokenStore({len(self):,} documents, by {self.manifest.evaluator}, "
+      f"K={windows.short_len}, d={windows.stride})"
+    )
 
   def __len__(self) -> int:
     return len(self.hashes)

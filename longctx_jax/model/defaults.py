@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from longctx_jax.model import attention
+from longctx_jax.model import attention, parameters, sharding
 from longctx_jax.model.config import ModelConfig
+from longctx_jax.runtime import device
 
 
 def dtype(stated: DTypeLike | None = None) -> np.dtype:
@@ -20,6 +23,26 @@ def dtype(stated: DTypeLike | None = None) -> np.dtype:
     return jnp.dtype(stated)
   cpu = jax.default_backend() == "cpu"
   return jnp.dtype(jnp.float32 if cpu else jnp.bfloat16)
+
+
+def mesh(config: ModelConfig, dtype: DTypeLike) -> jax.sharding.Mesh:
+  """The mesh of this machine for a model: CPUs copy it, others share it.
+
+  A CPU's devices are one memory and the same cores, so that each takes
+  documents of its own: `data` is their number, `fsdp` 1. There are as many as
+  `device.copies` allows. Elsewhere, and with several processes, all devices
+  are on the `fsdp` axis.
+
+  Args:
+    config: of the model, whose weights are counted.
+    dtype: of the weights.
+  """
+  if jax.default_backend() != "cpu" or jax.process_count() > 1:
+    return sharding.make_mesh({"fsdp": -1})
+  shapes = parameters.parameter_shapes(config).values()
+  size = jnp.dtype(dtype).itemsize * sum(map(math.prod, shapes))
+  count = device.copies(size)
+  return sharding.make_mesh({"data": count}, jax.devices()[:count])
 
 
 def window_batch(stated: int = 0) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from longctx_jax.model import sharding
@@ -44,7 +44,9 @@ def partition_rules(config: ModelConfig) -> sharding.Rules:
 
 
 def parameter_shardings(
-  config: ModelConfig, shapes: dict[str, tuple[int, ...]], mesh: Mesh
+  config: ModelConfig,
+  shapes: dict[str, tuple[int, ...]],
+  mesh: sharding.AnyMesh,
 ) -> dict[str, NamedSharding]:
   """Shardings of all parameters, by name.
 

@@ -8,49 +8,82 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+)
 
 AXES = ("data", "fsdp", "tensor", "context")
 BATCH_AXES = ("data", "fsdp")
 
+# Shapes have places on devices that are not there, too.
+AnyMesh = Mesh | AbstractMesh
 
 Rules = Sequence[tuple[str, PartitionSpec]]
 
 
-def make_mesh(
-  sizes: Mapping[str, int], devices: Sequence[Any] | None = None
-) -> Mesh:
-  """Makes the mesh over `AXES`; axes without a size get 1.
+def mesh_shape(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+  """Devices per axis of `AXES`; axes without a size get 1.
 
   Args:
     sizes: devices per axis; one of them may be -1: all that are left.
-    devices: default `jax.devices()`.
+    count: devices in all.
 
   Raises:
     ValueError: for an unknown axis, or sizes whose product is not the number
       of devices.
   """
-  devices = jax.devices() if devices is None else devices
   unknown = sorted(set(sizes) - set(AXES))
   if unknown:
     raise ValueError(f"mesh axes {unknown} are not among {AXES}")
-  shape = [sizes[axis] if axis in sizes else 1 for axis in AXES]
-  fixed = math.prod(size for size in shape if size != -1)
-  if -1 in shape and fixed and len(devices) % fixed == 0:
-    shape[shape.index(-1)] = len(devices) // fixed
-  if min(shape) < 1 or math.prod(shape) != len(devices):
+  shape = {axis: sizes[axis] if axis in sizes else 1 for axis in AXES}
+  fixed = math.prod(size for size in shape.values() if size != -1)
+  left = [axis for axis, size in shape.items() if size == -1]
+  if left and fixed and count % fixed == 0:
+    shape[left[0]] = count // fixed
+  if min(shape.values()) < 1 or math.prod(shape.values()) != count:
     raise ValueError(
-      f"mesh {dict(zip(AXES, shape, strict=True))} does not cover the "
-      f"{len(devices)} devices: the product of the sizes must be "
-      f"{len(devices)}, with at most one -1"
+      f"mesh {shape} does not cover the {count} devices: the product of the "
+      f"sizes must be {count}, with at most one -1"
     )
+  return shape
+
+
+def make_mesh(
+  sizes: Mapping[str, int], devices: Sequence[Any] | None = None
+) -> Mesh:
+  """Makes the mesh over `AXES`.
+
+  Args:
+    sizes: see `mesh_shape`.
+    devices: default `jax.devices()`.
+
+  Raises:
+    ValueError: see `mesh_shape`.
+  """
+  devices = jax.devices() if devices is None else devices
+  shape = mesh_shape(sizes, len(devices))
   return jax.make_mesh(
-    tuple(shape), AXES, axis_types=(AxisType.Auto,) * 4, devices=devices
+    tuple(shape.values()),
+    AXES,
+    axis_types=(AxisType.Auto,) * len(AXES),
+    devices=devices,
+  )
+
+
+def abstract_mesh(sizes: Mapping[str, int], count: int) -> AbstractMesh:
+  """The same mesh over devices that are not there: for shapes alone."""
+  shape = mesh_shape(sizes, count)
+  return AbstractMesh(
+    tuple(shape.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES)
   )
 
 
 def infer_shardings(
-  shapes: Mapping[str, tuple[int, ...]], rules: Rules, mesh: Mesh
+  shapes: Mapping[str, tuple[int, ...]], rules: Rules, mesh: AnyMesh
 ) -> dict[str, NamedSharding]:
   """Shardings by the first rule whose pattern matches the whole name.
 
@@ -86,19 +119,71 @@ def infer_shardings(
   return shardings
 
 
-def _axes_size(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
+def _axes_size(mesh: AnyMesh, axes: str | tuple[str, ...] | None) -> int:
   axes = (axes,) if isinstance(axes, str) else axes or ()
   return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def batch_ways(mesh: Mesh) -> int:
+def batch_ways(mesh: AnyMesh) -> int:
   """Number of shards of a batch: a batch size must be a multiple of it."""
   return _axes_size(mesh, BATCH_AXES)
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
+def batch_sharding(mesh: AnyMesh) -> NamedSharding:
   """Sharding of an array whose first axis is the batch."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def place_rows(rows: Any, mesh: Mesh) -> Any:
+  """Puts a batch that each process holds whole onto the mesh.
+
+  Args:
+    rows: arrays on the host whose first axis is the batch, in any tree.
+    mesh: of one process or of several, each of which gives its own rows.
+  """
+  split = batch_sharding(mesh)
+  if split.is_fully_addressable:
+    return jax.device_put(rows, split)
+  return jax.tree.map(
+    lambda array: jax.make_array_from_callback(
+      array.shape, split, array.__getitem__
+    ),
+    rows,
+  )
+
+
+def has_copies_on_cores(mesh: Mesh) -> bool:
+  """Whether each device is some of one machine's cores, with all weights."""
+  devices = mesh.devices.flat
+  return (
+    mesh.size == mesh.shape["data"]
+    and all(device.platform == "cpu" for device in devices)
+    and not mesh.is_multi_process
+  )
+
+
+def first_devices(mesh: Mesh, count: int) -> Mesh:
+  """The mesh of the first devices of one that has them all on `data`."""
+  return make_mesh({"data": count}, mesh.devices.flat[:count])
+
+
+def copies_on(tree: Any, mesh: Mesh) -> Any:
+  """Arrays of which each device has a copy, on some of the devices alone.
+
+  Nothing is copied.
+
+  Args:
+    tree: arrays, replicated over more devices.
+    mesh: some of them.
+  """
+  whole = NamedSharding(mesh, PartitionSpec())
+
+  def of_array(x: jax.Array) -> jax.Array:
+    parts = {shard.device: shard.data for shard in x.addressable_shards}
+    own = [parts[device] for device in mesh.devices.flat]
+    return jax.make_array_from_single_device_arrays(x.shape, whole, own)
+
+  return jax.tree.map(of_array, tree)
 
 
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
@@ -106,6 +191,22 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
   if jax.sharding.get_abstract_mesh().empty:
     return x
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
+
+
+def gather(parameter: jax.Array, axes: Sequence[str | None]) -> jax.Array:
+  """The parameter whole over "fsdp", and split as it was over other axes.
+
+  For what is multiplied next, of one layer. Left split, XLA goes round the
+  shards of the summed axis and rounds each partial sum to the dtype of the
+  product.
+
+  Args:
+    parameter: of one layer.
+    axes: the mesh axis that splits each of its dimensions.
+  """
+  return constrain(
+    parameter, *(None if axis == "fsdp" else axis for axis in axes)
+  )
 
 
 def axis_size(axis: str) -> int:

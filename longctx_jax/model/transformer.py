@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import attention, log_probs, rope, sharding
+from longctx_jax.model import attention, layers, log_probs, rope, sharding
 from longctx_jax.model.attention_spec import AttentionSpec
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.layers import Linear, Mlp, RMSNorm
@@ -36,11 +36,13 @@ class Attention(nnx.Module):
   def __init__(self, config: ModelConfig, *, dtype: DTypeLike):
     dim, head = config.embed_dim, config.head_dim
     q_dim, kv_dim = config.num_heads * head, config.num_kv_heads * head
-    kwargs = dict(bias=config.qkv_bias, dtype=dtype)
+    kwargs = dict(bias=config.qkv_bias, dtype=dtype, axes=layers.INTO)
     self.q_proj = Linear(dim, q_dim, **kwargs)
     self.k_proj = Linear(dim, kv_dim, **kwargs)
     self.v_proj = Linear(dim, kv_dim, **kwargs)
-    self.o_proj = Linear(q_dim, dim, bias=config.output_bias, dtype=dtype)
+    self.o_proj = Linear(
+      q_dim, dim, bias=config.output_bias, dtype=dtype, axes=layers.OUT_OF
+    )
     if config.qk_norm:
       self.q_norm = _norm(head, config, dtype=dtype)
       self.k_norm = _norm(head, config, dtype=dtype)

@@ -9,7 +9,10 @@ Doors, for other rooms:
   arrivals: results of the devices, and how long these worked
   shards: which part of the work is whose
   processes: several processes as one program; SIGTERM
+  channel: what these processes tell each other
+  watch: all of them end where one does
   device: what a script runs on
+  chips: what devices can do, and the slices that there are of them
   machine: what Linux, macOS and Windows do not share
   urls: places with a scheme, as gs://bucket/file
   failures: what went wrong outside of the program, as a sentence
@@ -17,6 +20,6 @@ Doors, for other rooms:
 
 __all__ = [
   "files", "foreign_files", "settings", "progress", "shards", "processes",
-  "device", "workers", "arrivals",
+  "workers", "arrivals", "channel", "watch", "device", "chips",
   "machine", "urls", "failures",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 from flax import nnx
 
 from longctx_jax.model import attention, defaults, log_probs, sharding
@@ -59,11 +60,11 @@ class Scorer:
     in the thread that iterates.
 
     Args:
-      jobs: `Job`s. Anything else passes through, in its place: a document that
-        needs no pass is not kept waiting for those that do.
+      jobs: each a `Job`. Anything else passes through, in its place: a
+        document that needs no pass is not kept waiting for those that do.
 
     Yields:
-      `Scores` of the jobs, and what passed through.
+      `Scores` of each, and what passed through.
 
     Raises:
       ValueError: for a document with fewer than two ids.
@@ -84,41 +85,76 @@ class Scorer:
         jobs
       )
 
+  def rows(self, count: int, most: int) -> int:
+    """Rows of a batch that `count` are there for: fewer where that is faster.
+
+    Devices that share their cores are slowed down by one that has only
+    padding; without it, they have its cores.
+
+    Args:
+      count: documents, or windows, each with a row of its own.
+      most: rows of a whole batch.
+    """
+    mesh = self.model.mesh
+    if not sharding.has_copies_on_cores(mesh):
+      return most
+    per_device = most // sharding.batch_ways(mesh)
+    return min(most, -(-count // per_device) * per_device)
+
   def _call(self, function, kind, ids, lengths, layout=None):
     """Hands a pass to the devices of the mesh; compilation is timed apart.
 
     The rows' real lengths, of all ids, go in beside the padded ids: RoPE
     tables may depend on them. Shared rows have a layout in their place.
     """
+    is_window = function is self.window_pass
+    most = self.window_batch if is_window else self.long_batch
+    mesh, params = self.model.mesh, self.model.params
+    if len(ids) < most:
+      ways = sharding.batch_ways(mesh)
+      mesh = sharding.first_devices(mesh, len(ids) * ways // most)
+      params = sharding.copies_on(params, mesh)
     if layout is None:
       lengths = np.array(lengths, np.int32)
       rest = (np.pad(lengths, (0, len(ids) - len(lengths))),)
     else:
       rest = layout.lengths, layout.positions, layout.segment_ids
-    inputs = jax.device_put(
-      (ids, *rest), sharding.batch_sharding(self.model.mesh)
-    )
+    inputs = sharding.place_rows((ids, *rest), mesh)
     key = (kind, ids.shape)
     if key not in self.compiled:
-      self.compiled[key] = self._compile(function, kind, inputs)
-    return self.compiled[key](self.model.params, *inputs)
+      if not self.compiled:
+        _log_copies(self.model)
+      static = (kind,) if is_window else ()
+      with jax.set_mesh(mesh):
+        self.compiled[key] = self._compile(function, params, inputs, static)
+    return self.compiled[key](params, *inputs)
 
-  def _compile(self, function, kind, inputs):
+  def _compile(self, function, params, inputs, static):
     start = time.monotonic()
-    static = (kind,) if function is self.window_pass else ()
     precision = defaults.matmul_precision(self.model.dtype)
     what = "windows" if static else "texts"
     name = f"the pass over {what} of up to {inputs[0].shape[1]:,} ids"
     with (
-      jax.set_mesh(self.model.mesh),
       heartbeat(name, doing="compiling"),
       jax.default_matmul_precision(precision),
     ):
-      lowered = function.lower(self.model.params, *inputs, *static)
-      compiled = lowered.compile()
+      compiled = function.lower(params, *inputs, *static).compile()
     self.usage.compilations += 1
     self.usage.compile_seconds += time.monotonic() - start
     return compiled
+
+
+def _log_copies(model: LoadedModel) -> None:
+  """Says what it costs that each of several CPU devices has all weights."""
+  count = model.mesh.size
+  if count > 1 and sharding.has_copies_on_cores(model.mesh):
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+    logging.info(
+      "%d CPU devices, a copy of the weights on each: %d x %.2f GiB",
+      count,
+      count,
+      size / 2**30,
+    )
 
 
 def make_scorer(
@@ -154,7 +190,7 @@ def make_scorer(
     )
 
   # Log-probs are small and leave for the host at once: replicated.
-  whole = jax.sharding.NamedSharding(model.mesh, jax.sharding.PartitionSpec())
+  whole = jax.sharding.PartitionSpec()
 
   @functools.partial(jax.jit, out_shardings=whole)
   def long_pass(params, ids, lengths, positions=None, segment_ids=None):
@@ -186,6 +222,7 @@ def make_scorer(
     usage=Usage(),
     long_pass=long_pass,
     window_pass=window_pass,
-    plans=ways > 1,
+    # Copies on cores take fewer rows where fewer documents wait.
+    plans=ways > 1 and not sharding.has_copies_on_cores(model.mesh),
     align=0 if model.config.sink_len else attention.alignment(backend),
   )

@@ -140,19 +140,22 @@ class Stream:
       layout["layout"] = rows_lib.lay_out(
         batch, lengths, rows=scorer.long_batch
       )
-    yield from self._start_rows(batch.length, places, **layout)
+    shape = scorer.long_batch, batch.length
+    yield from self._start_rows(shape, places, **layout)
 
   def _start_long(self, bucket: int, jobs: list[Job]) -> Iterator[Scores]:
     """Documents that each have a row of their own."""
     places = [(job, row, 0) for row, job in enumerate(jobs)]
-    yield from self._start_rows(bucket, places)
+    rows = self._scorer.rows(len(jobs), self._scorer.long_batch)
+    yield from self._start_rows((rows, bucket), places)
 
   def _start_rows(
-    self, length: int, places: list[tuple[Job, int, int]], **layout
+    self, shape: tuple[int, int], places: list[tuple[Job, int, int]], **layout
   ) -> Iterator[Scores]:
     """A long pass, and the windows that fill a batch after it."""
     scorer = self._scorer
-    ids = np.zeros((scorer.long_batch, length + 1), np.int32)
+    rows, length = shape
+    ids = np.zeros((rows, length + 1), np.int32)
     opened = []
     for job, row, start in places:
       ids[row, start : start + len(job.ids)] = job.ids
@@ -221,7 +224,11 @@ class Stream:
     scorer = self._scorer
     prefix_len = batch[0][0].scores.job.prefix_len
     length = prefix_len + scorer.windows.length
-    ids = np.zeros((scorer.window_batch, length), np.int32)
+    rows = scorer.window_batch
+    # A window is over sooner than another program is compiled.
+    if (prefix_len, (rows, length)) not in scorer.compiled:
+      rows = scorer.rows(len(batch), rows)
+    ids = np.zeros((rows, length), np.int32)
     for row, (opened, _, span) in enumerate(batch):
       if opened.scores.job.prefix_len != prefix_len:
         raise ValueError("all jobs of a scorer have the same prefix_len")

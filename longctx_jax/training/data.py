@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import grain
 import jax
 import numpy as np
 
@@ -191,7 +190,11 @@ class TrainingData:
     weights = self._weights.facts if self._weights else {}
     return found | {"content": self._content} | weights
 
-  def _order(self) -> grain.MapDataset:
+  def _order(self) -> Any:
+    # Imported where used: it needs array_record, and what a run lacks is said
+    # all at once (`preflight`).
+    import grain
+
     numbers = grain.MapDataset.range(len(self.rows)).seed(self.config.seed)
     return numbers.shuffle().repeat(self.config.epochs or None)
 
@@ -208,6 +211,8 @@ class BatchIterator(Iterator[Batch]):
     self._start(0)
 
   def _start(self, step: int) -> None:
+    import grain
+
     self._step = step
     self._batches = iter(
       grain.MapDataset.range(step, self._data.num_steps)

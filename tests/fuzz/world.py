@@ -138,7 +138,7 @@ class World:
     entered = self._enter(workdir, shard)
     self._hold(workdir, overwrite)
     done = self._terminal.run(
-      "scripts/score.py", "--model", self.root / evaluator,
+      "scripts/score.py", "--evaluator", self.root / evaluator,
       "--data", self.root / f"{corpus}.jsonl", "--workdir", self.root / workdir,
       *WINDOWS, *_thresholds(thresholds), "--detail", detail,
       *([f"--row_range={rows[0]}:{rows[1]}"] if rows else []),

@@ -1,6 +1,8 @@
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from longctx_jax.model import sharding
@@ -57,3 +59,25 @@ def test_the_mesh_in_use_says_whether_it_is_of_cpus(mesh):
   chips = mesh.abstract_mesh.update(abstract_device=kind)
   with jax.sharding.use_abstract_mesh(chips):
     assert not sharding.on_cpu()
+
+
+def test_copies_on_some_devices_are_the_arrays_that_are_there():
+  mesh = sharding.make_mesh({"data": 4}, jax.devices()[:4])
+  x = jax.device_put(np.arange(6.0), NamedSharding(mesh, P()))
+  two = sharding.first_devices(mesh, 2)
+  got = sharding.copies_on({"x": x}, two)["x"]
+  assert got.sharding.mesh == two and two.shape["data"] == two.size == 2
+  few, all_parts = (
+    {part.device: part.data.unsafe_buffer_pointer() for part in parts}
+    for parts in (got.addressable_shards, x.addressable_shards)
+  )
+  assert few.items() <= all_parts.items() and len(few) == 2
+  np.testing.assert_array_equal(got, np.arange(6.0))
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2}, {"tensor": 4}])
+def test_devices_with_a_part_of_the_weights_hold_no_copies(sizes):
+  copies = sharding.make_mesh({"data": 4}, jax.devices()[:4])
+  assert sharding.has_copies_on_cores(copies)
+  parts = sharding.make_mesh(sizes, jax.devices()[:4])
+  assert not sharding.has_copies_on_cores(parts)

@@ -286,3 +286,32 @@ def test_prefixes_of_two_lengths_are_refused(scorer):
   jobs = jobs_of([81]) + jobs_of([129], prefix_len=1)
   with pytest.raises(ValueError, match="same prefix_len"):
     list(scorer.score(jobs))
+
+
+def test_copies_on_cores_give_the_same_bits_and_feed_no_padding(caplog):
+  """On 1 and 2 devices; the third document and the fifth window are alone."""
+  config = testing.tiny_config(vocab_size=264)
+  jobs = jobs_of((100, 101, 102))
+  found, scorers = [], []
+  for count in (1, 2):
+    mesh = sharding.make_mesh({"data": count}, jax.devices()[:count])
+    model = testing.tiny_model(config, mesh=mesh)
+    scorers.append(scorer_lib.make_scorer(model, Windows(K, D)))
+    with caplog.at_level("INFO"):
+      found.append(by_key(scorers[-1].score(jobs)))
+  (said,) = (text for text in caplog.messages if "copy of the weights" in text)
+  assert said == "2 CPU devices, a copy of the weights on each: 2 x 0.00 GiB"
+  for n, one in found[0].items():
+    np.testing.assert_array_equal(one.long, found[1][n].long)
+    np.testing.assert_array_equal(one.short, found[1][n].short)
+  windows = K + D
+  # The last window takes the program of all devices, which is there.
+  assert set(scorers[1].compiled) == {
+    ("long", (2, 129)), ("long", (1, 129)), (0, (2, windows)),
+  }  # fmt: skip
+  assert scorers[1].usage.fed == 3 * 128 + 10 * (windows - 1)
+  # Where it is not there, one device has all cores.
+  alone = renewed(scorers[1], compiled={})
+  (scores,) = alone.score(jobs_of([65]))
+  assert set(alone.compiled) == {("long", (1, 129)), (0, (1, windows))}
+  assert np.isfinite(scores.short[K - 1 :]).all()

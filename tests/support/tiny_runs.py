@@ -77,7 +77,8 @@ def share_passes(monkeypatch, compiled):
   scorers = []
 
   def make(model, windows, **options):
-    key = repr((model.config, model.dtype, windows, options))
+    kernels = jax.tree.structure(model.params)
+    key = repr((model.config, model.dtype, kernels, windows, options))
     if key not in compiled:
       compiled[key] = make_scorer(model, windows, **options)
     scorers.append(
