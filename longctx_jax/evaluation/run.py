@@ -31,7 +31,7 @@ from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.runtime import failures, settings, workers
 from longctx_jax.runtime.progress import Progress
-from longctx_jax.scoring import finder, setup
+from longctx_jax.scoring import finder, look_ahead, setup
 from longctx_jax.scoring import run as run_lib
 from longctx_jax.text.corpus import Corpus
 
@@ -324,7 +324,9 @@ def _evaluate_documents(
   first = next(unread, None)
   if first is not None:
     run.check_bos(document.text or "" for _, document in matched)
-    unread = itertools.chain([first], unread)
+    unread = look_ahead.longest_first(
+      itertools.chain([first], unread), size=lambda pair: len(pair[1])
+    )
   with (
     contextlib.closing(run.evaluate(unread, ahead=True)) as evaluated,
     workers.Writer(write, limit=_LINES_AHEAD) as writing,

@@ -9,6 +9,7 @@ Doors, for other rooms:
   shared: one model on several processes
   run: a corpus into a key-token store
   buckets: fixed shapes for documents of any length
+  look_ahead: long documents first
 
 Inside:
   paper_step: the definition as a program, to be read first
@@ -20,4 +21,5 @@ Inside:
 
 __all__ = [
   "scorer", "protocol", "finder", "eval_step", "setup", "run", "buckets",
+  "look_ahead",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from flax import nnx
 from longctx_jax.model import attention, defaults, log_probs, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.windows import Windows
+from longctx_jax.runtime import device
 from longctx_jax.runtime.arrivals import Arrivals
 from longctx_jax.runtime.progress import Usage, heartbeat
 from longctx_jax.scoring.jobs import Job, Scores
@@ -141,7 +142,29 @@ class Scorer:
       compiled = function.lower(params, *inputs, *static).compile()
     self.usage.compilations += 1
     self.usage.compile_seconds += time.monotonic() - start
+    _require_memory(compiled, inputs[0].sharding.mesh, name)
     return compiled
+
+
+def _require_memory(compiled: Any, mesh: jax.sharding.Mesh, name: str) -> None:
+  """Raises ValueError for a program that the devices have no memory for."""
+  memory = compiled.memory_analysis()
+  own = mesh.local_mesh.devices.flat
+  limit = device.memory_bytes(own[0])
+  if memory is None or not limit:
+    return
+  if own[0].platform == "cpu":
+    limit //= len(own)  # They share it.
+  needed = sum(
+    getattr(memory, f"{part}_size_in_bytes")
+    for part in ("argument", "temp", "output")
+  )
+  if needed > limit:
+    raise ValueError(
+      f"{name} takes {needed / 2**30:.1f} GiB on each device, which has "
+      f"{limit / 2**30:.1f}: set --max_length lower, --config.scoring.chunk "
+      "lower, or take a --config.mesh of more devices"
+    )
 
 
 def _log_copies(model: LoadedModel) -> None:
