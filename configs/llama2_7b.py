@@ -91,7 +91,8 @@ def get_config(variant: str = "") -> ConfigDict:
       clip_norm=0.0,  # 0.0 is off, as in the paper's code
     )
   )
-  config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1))  # devices
+  # Devices. "context" splits rows that are too long for one.
+  config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1, context=1))
   config.eval = ConfigDict(
     dict(
       log_every=1,  # steps

@@ -41,7 +41,8 @@ def get_config(variant: str = "") -> ConfigDict:
     )
   )
   # Devices; 0 and 0: copies of the weights on CPU, else shards of them.
-  config.mesh = ConfigDict(dict(data=0, fsdp=0, tensor=1))
+  # "context" splits rows that are too long for one.
+  config.mesh = ConfigDict(dict(data=0, fsdp=0, tensor=1, context=1))
   config.scoring = ConfigDict(
     dict(
       dtype="",  # "" is float32 on CPU, bfloat16 elsewhere

@@ -24,6 +24,8 @@ from longctx_jax.runtime import (
   device,
   failures,
   machine,
+  processes,
+  programs,
   shards,
   urls,
   watch,
@@ -47,8 +49,8 @@ PLATFORM = flags.DEFINE_string(
 
 CACHE = flags.DEFINE_string(
   "compilation_cache",
-  "~/.cache/longctx_jax/xla",
-  "where programs are kept",
+  programs.default_folder(),
+  "where programs are kept, 2 GiB at most; '' is none",
 )
 
 
@@ -105,7 +107,7 @@ def define_config(
 
 
 def define_distributed() -> flags.FlagHolder[str]:
-  """Defines --distributed: the processes to join; see `processes.join`."""
+  """Defines --distributed: the processes that `run` joins first."""
   return flags.DEFINE_string(
     "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
   )
@@ -134,7 +136,7 @@ def run(
     needs: flags without which nothing runs, for the help.
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
-    before: runs before any device is used.
+    before: runs before any device is used, and other processes are joined.
     spread: whether the cores of a CPU are devices, where the config names no
       mesh; see `device.start`.
   """
@@ -303,6 +305,8 @@ def _run(
   try:
     _hand_over()
     before()
+    if "distributed" in flags.FLAGS:
+      processes.join(flags.FLAGS["distributed"].value)
     device.start(
       PLATFORM.value or platform,
       cache=CACHE.value,

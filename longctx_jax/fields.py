@@ -22,7 +22,6 @@ METRIC = (
   "longppl.stride",
   "longppl.alpha",
   "longppl.beta",
-  "mesh.fsdp",
   "scoring.window_batch",
 )
 
@@ -39,6 +38,18 @@ TRAINING = (
   "model.rope.rope_type",
   "mesh.fsdp",
   "checkpoint.every",
+)
+
+
+# Flags that say which documents are read, and how.
+OF_DOCUMENTS = (
+  "data",
+  "text_column",
+  "ids_column",
+  "ids_tokenizer",
+  "id_column",
+  "row_range",
+  "limit",
 )
 
 

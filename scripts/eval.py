@@ -16,7 +16,6 @@ from longctx_jax import commands, fields
 from longctx_jax.evaluation import files, run
 from longctx_jax.evaluation import foreign as foreign_lib
 from longctx_jax.report import comparison
-from longctx_jax.runtime import processes
 from longctx_jax.scoring import setup
 
 _CONFIG = commands.define_config("longppl.py", fields.METRIC)
@@ -55,13 +54,8 @@ def _evaluate(config, named, options):
   foreign = []
   if _LOG_PROBS.value:
     foreign = [foreign_lib.open_log_probs(_LOG_PROBS.value, _NAME.value)]
-  found = run.evaluate(
-    config,
-    workdir=_WORKDIR.value,
-    foreign=foreign,
-    named=named,
-    **options,
-  )
+  options = options | dict(workdir=_WORKDIR.value, foreign=foreign, named=named)
+  found = run.evaluate(config, **options)
   print(comparison.run_table(found, files.load_results(_WORKDIR.value)))
   if any(result.has_numbers for result in found):
     print(f"next: python scripts/report.py html {_WORKDIR.value}")
@@ -69,9 +63,4 @@ def _evaluate(config, named, options):
 
 
 if __name__ == "__main__":
-  commands.run(
-    main,
-    spread=True,
-    before=lambda: processes.join(_JOIN.value),
-    needs=("model", "data"),
-  )
+  commands.run(main, spread=True, needs=("model", "data"))

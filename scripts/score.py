@@ -17,7 +17,7 @@ import os
 from absl import flags
 
 from longctx_jax import commands, fields
-from longctx_jax.runtime import processes, shards
+from longctx_jax.runtime import shards
 from longctx_jax.scoring import run, setup
 
 _CONFIG = commands.define_config("longppl.py", fields.METRIC)
@@ -54,25 +54,15 @@ def main():
 def _score(config, options):
   store = run.score_corpus(config, workdir=_WORKDIR.value, **options)
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
+  workdir = _WORKDIR.value
   if config.data.chunk_len:
-    print(
-      "next: python scripts/train.py --config CONFIG --config.loss.weights="
-      f"stored --config.data.key_tokens={_WORKDIR.value} --workdir runs/train"
-    )
-    return
-  same = (
-    "data text_column ids_column ids_tokenizer id_column row_range limit"
-  ).split()
-  print(
-    f"next: python scripts/eval.py --keys {_WORKDIR.value} "
-    f"{fields.given(*same)} --model MODEL --workdir runs/eval"
-  )
+    command = f"train.py --config CONFIG --keys {workdir} --workdir runs/train"
+  else:
+    same = fields.given(*fields.OF_DOCUMENTS)
+    command = f"eval.py --keys {workdir} {same} --model MODEL"
+    command += " --workdir runs/eval"
+  print(f"next: python scripts/{command}")
 
 
 if __name__ == "__main__":
-  commands.run(
-    main,
-    spread=True,
-    before=lambda: processes.join(_JOIN.value),
-    needs=("evaluator", "data", "workdir"),
-  )
+  commands.run(main, spread=True, needs=("evaluator", "data", "workdir"))

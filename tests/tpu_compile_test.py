@@ -134,10 +134,11 @@ def abstract_model(config, mesh, dtype=jnp.bfloat16, *, rounded=False):
 def compile_pass(model, name, shape, *static, windows, **options):
   """The compiled pass of a scorer."""
   scorer = scorer_lib.make_scorer(model, windows, backend="splash", **options)
+  split = dict(
+    long_pass=sharding.row_sharding, window_pass=sharding.batch_sharding
+  )[name]
   ids, lengths = (
-    jax.ShapeDtypeStruct(
-      size, jnp.int32, sharding=sharding.batch_sharding(model.mesh)
-    )
+    jax.ShapeDtypeStruct(size, jnp.int32, sharding=split(model.mesh))
     for size in (shape, shape[:1])
   )
   with jax.set_mesh(model.mesh):
@@ -295,16 +296,12 @@ def test_the_scoring_of_govreport_llama31_8b_compiles(topology_mesh, name):
   assert print_memory(f"govreport_llama31_8b {name}", compiled) < 40 * GIB
 
 
-@pytest.mark.parametrize("variant", [""])
-def test_the_step_of_llama2_7b_compiles_at_32k(topology_mesh, variant):
-  """8 v5p chips of 95 GiB: parameters, Adam and 64 rows of 32,768 tokens."""
-  config = load_config("llama2_7b", variant)
+def compile_training(config, facts, mesh):
+  """The compiled step of a config, as a TPU would run it."""
   config.model.dtype, config.model.backend = "bfloat16", "splash"
   config.loss.window_batch = 4  # What a TPU would take.
-  mesh = topology_mesh("v5p:2x2x2", dict(config.mesh))
   model = config_lib.adapted(
-    config,
-    abstract_model(testing.tiny_config(**LLAMA2_7B), mesh, jnp.float32),
+    config, abstract_model(testing.tiny_config(**facts), mesh, jnp.float32)
   )
   rule = optimizer.make_optimizer(
     config_lib.optimizer_config(config), config.optimizer.steps
@@ -321,13 +318,56 @@ def test_the_step_of_llama2_7b_compiles_at_32k(topology_mesh, variant):
     name: jax.ShapeDtypeStruct(
       (data.batch_size, *field.shape),
       field.dtype,
-      sharding=sharding.batch_sharding(mesh),
+      sharding=sharding.row_sharding(
+        mesh, by_position=field.shape == one["inputs"].shape
+      ),
     )
     for name, field in one.items()
   }
   compiled = program.compile_step(config, model, state, batch)
   assert count_kernels(compiled)
+  return compiled
+
+
+@pytest.mark.parametrize("variant", [""])
+def test_the_step_of_llama2_7b_compiles_at_32k(topology_mesh, variant):
+  """8 v5p chips of 95 GiB: parameters, Adam and 64 rows of 32,768 tokens."""
+  config = load_config("llama2_7b", variant)
+  mesh = topology_mesh("v5p:2x2x2", dict(config.mesh))
+  compiled = compile_training(config, LLAMA2_7B, mesh)
   assert print_memory(f"llama2_7b:{variant}", compiled) < 80 * GIB
+
+
+def test_the_step_of_llama31_8b_compiles_at_128k(topology_mesh):
+  """8 v5p chips share each row of 131,072 tokens, and the parameters."""
+  config = load_config("llama31_8b")
+  config.data.seq_len = 131072
+  config.mesh.update(fsdp=1, context=8)
+  config.optimizer.accumulate = config.data.batch_size
+  mesh = topology_mesh("v5p:2x2x2", dict(config.mesh))
+  compiled = compile_training(config, LLAMA31_8B, mesh)
+  assert print_memory("llama31_8b at 131,072", compiled) < 80 * GIB
+
+
+@pytest.mark.parametrize(
+  ("length", "sizes"),
+  [
+    (2**20, {"context": 8}),
+    # Longer than what a kernel takes at a time.
+    (2**20, {"fsdp": 2, "tensor": 4}),
+  ],
+)
+def test_a_million_tokens_of_an_8b_model_are_scored_at_once(
+  topology_mesh, length, sizes
+):
+  mesh = topology_mesh("v5p:2x2x2", sizes)
+  model = abstract_model(testing.tiny_config(**LLAMA31_8B), mesh)
+  shape = sharding.row_ways(mesh), length + 1
+  compiled = compile_pass(
+    model, "long_pass", shape, windows=Windows(4096, 1024)
+  )
+  print(f"{count_kernels(compiled)} kernels")
+  assert print_memory(f"a long pass of {length:,}", compiled) < 80 * GIB
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ Doors, for other rooms:
   parameters: names and shapes of the parameters
   partition: where each parameter lives
   sharding: meshes, and sharding rules as data
+  row_parts: rows that the axis "context" of a mesh splits
   flops: floating-point operations of a pass
   memory: bytes of a device, by shapes alone
 
@@ -32,6 +33,7 @@ __all__ = [
   "parameters",
   "partition",
   "sharding",
+  "row_parts",
   "flops",
   "memory",
 ]

@@ -63,7 +63,12 @@ def matmul_precision(dtype: DTypeLike) -> str:
 
 
 def attention_backend(
-  stated: str, config: ModelConfig, *, dtype: DTypeLike, packed: bool = False
+  stated: str,
+  config: ModelConfig,
+  *,
+  dtype: DTypeLike,
+  packed: bool = False,
+  in_parts: bool = False,
 ) -> str:
   """The stated attention backend, or for "auto" that of this machine.
 
@@ -72,8 +77,11 @@ def attention_backend(
     config: see `attention.choose_backend`.
     dtype: of the activations.
     packed: whether rows hold several documents.
+    in_parts: whether a mesh splits them (`row_parts`).
   """
   if stated != "auto":
     return stated
   name = jnp.dtype(dtype).name
-  return attention.choose_backend(config, dtype=name, packed=packed)
+  return attention.choose_backend(
+    config, dtype=name, packed=packed, in_parts=in_parts
+  )

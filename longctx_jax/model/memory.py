@@ -55,8 +55,9 @@ class Activations:
   Attributes:
     config: facts of the model.
     mesh: which axes split what.
-    rows: rows of a device at a time.
+    rows: rows of a device at a time, or of which it has parts.
     length: positions of a row.
+    in_parts: whether the axis "context" splits the rows.
     itemsize: bytes of an item of activations and parameters.
   """
 
@@ -64,6 +65,7 @@ class Activations:
   mesh: sharding.AnyMesh
   rows: int
   length: int
+  in_parts: bool
   itemsize: int
 
   @property
@@ -76,6 +78,15 @@ class Activations:
     """Queries of all heads; keys and values are fewer, or as many."""
     width = self.config.num_heads * self.config.head_dim
     return self._positions * width * self.itemsize // self._ways("tensor")
+
+  @property
+  def gathered(self) -> int:
+    """Keys and values of whole rows, where a device has parts."""
+    if not self.in_parts or self._ways("context") == 1:
+      return 0
+    width = 2 * self.config.num_kv_heads * self.config.head_dim
+    size = self.rows * self.length * width * self.itemsize
+    return size // self._ways("tensor")
 
   @property
   def mlp(self) -> int:
@@ -103,7 +114,8 @@ class Activations:
 
   @property
   def _positions(self) -> int:
-    return self.rows * -(-self.length // self._ways("context"))
+    parts = self._ways("context") if self.in_parts else 1
+    return self.rows * -(-self.length // parts)
 
 
 def forward(

@@ -62,8 +62,8 @@ class Experts(nnx.Module):
   def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
     """Maps each position by itself.
 
-    Under a mesh each shard of the batch routes its own rows, where the batch
-    divides evenly, and the axis "tensor" splits every expert.
+    Under a mesh each shard of the batch routes its own rows, as far as the
+    batch divides evenly, and the axis "tensor" splits every expert.
     """
     projections = (self.gate_proj, self.up_proj, self.down_proj)
     kernels = tuple(one.kernel.get_value() for one in projections)
@@ -72,8 +72,7 @@ class Experts(nnx.Module):
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
       return route(*arguments).astype(x.dtype)
-    divides = x.shape[0] % sharding.batch_ways(mesh) == 0
-    rows = P(sharding.BATCH_AXES if divides else None)
+    rows = P(sharding.batch_axes(len(x), mesh))
     wide, narrow = P(None, None, "tensor"), P(None, "tensor", None)
     specs = map(int8.like, kernels, (wide, wide, narrow))
     return jax.shard_map(

@@ -17,7 +17,12 @@ from jax.sharding import (
 )
 
 AXES = ("data", "fsdp", "tensor", "context")
-BATCH_AXES = ("data", "fsdp")
+# What splits a batch of whole rows, and what does where "context" splits each
+# row (`row_parts`).
+BATCH_AXES = ("data", "fsdp", "context")
+ROW_AXES = ("data", "fsdp")
+# What splits a parameter beside "tensor".
+PARAMETER_AXES = ("fsdp", "context")
 
 # Shapes have places on devices that are not there, too.
 AnyMesh = Mesh | AbstractMesh
@@ -109,8 +114,8 @@ def infer_shardings(
       if size % ways:
         divisors = [d for d in range(1, size + 1) if size % d == 0]
         raise ValueError(
-          f"mesh axis {axes!r} of size {ways} does not divide dimension "
-          f"{size} of {name} {shape}; sizes that do: {divisors[:12]}"
+          f"mesh axis {_name(mesh, axes)} of size {ways} does not divide "
+          f"dimension {size} of {name} {shape}; sizes that do: {divisors[:12]}"
         )
     shardings[name] = NamedSharding(mesh, spec)
   unused = [pattern for pattern, _ in rules if pattern not in used]
@@ -124,24 +129,84 @@ def _axes_size(mesh: AnyMesh, axes: str | tuple[str, ...] | None) -> int:
   return math.prod(mesh.shape[axis] for axis in axes)
 
 
+def _name(mesh: AnyMesh, axes: str | tuple[str, ...]) -> str:
+  """The axes that split anything."""
+  axes = (axes,) if isinstance(axes, str) else axes
+  return " x ".join(repr(axis) for axis in axes if mesh.shape[axis] > 1)
+
+
 def batch_ways(mesh: AnyMesh) -> int:
-  """Number of shards of a batch: a batch size must be a multiple of it."""
+  """Shards of a batch of whole rows: its size must be a multiple of it."""
   return _axes_size(mesh, BATCH_AXES)
 
 
+def row_ways(mesh: AnyMesh) -> int:
+  """The same of rows that the axis "context" splits."""
+  return _axes_size(mesh, ROW_AXES)
+
+
+def batch_axes(size: int, mesh: AnyMesh) -> tuple[str, ...]:
+  """Axes of `BATCH_AXES`, from the first on, that split so many rows evenly."""
+  for stop in range(len(BATCH_AXES), 0, -1):
+    if size % _axes_size(mesh, BATCH_AXES[:stop]) == 0:
+      return BATCH_AXES[:stop]
+  return ()
+
+
 def batch_sharding(mesh: AnyMesh) -> NamedSharding:
-  """Sharding of an array whose first axis is the batch."""
+  """Sharding of an array whose first axis is a batch of whole rows."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def place_rows(rows: Any, mesh: Mesh) -> Any:
-  """Puts a batch that each process holds whole onto the mesh.
+def row_sharding(mesh: AnyMesh, *, by_position: bool = False) -> NamedSharding:
+  """Sharding of an array whose first axis are rows that "context" splits.
+
+  Args:
+    by_position: whether the second axis are the positions of the rows, equally
+      many for each shard; else the shards of a row all have the array.
+  """
+  positions = ("context",) if by_position else ()
+  return NamedSharding(mesh, PartitionSpec(ROW_AXES, *positions))
+
+
+def row_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
+  """(share, shares) of a batch's rows that a process gives to its devices.
+
+  Processes among which an axis other than `ROW_AXES` splits the same rows have
+  the same share.
+
+  Args:
+    mesh: over all processes.
+    process: default: this one.
+
+  Raises:
+    ValueError: where the rows of a process do not follow one another.
+  """
+  process = jax.process_index() if process is None else process
+  by_rows = mesh.devices.reshape(row_ways(mesh), -1)
+  own = [
+    shard
+    for shard, devices in enumerate(by_rows)
+    if any(device.process_index == process for device in devices)
+  ]
+  share, rest = divmod(own[0], len(own))
+  if rest or len(by_rows) % len(own) or own[-1] - own[0] >= len(own):
+    raise ValueError(
+      f"process {process} has devices of the row shards {own} of "
+      f"{len(by_rows)}, which are no block of them: order the mesh "
+      f"{dict(mesh.shape)} so that the devices of a process are neighbours"
+    )
+  return share, len(by_rows) // len(own)
+
+
+def place_rows(rows: Any, split: NamedSharding) -> Any:
+  """Puts a batch that each process holds whole onto a mesh.
 
   Args:
     rows: arrays on the host whose first axis is the batch, in any tree.
-    mesh: of one process or of several, each of which gives its own rows.
+    split: over the devices of one process or of several, each of which gives
+      its own rows; `batch_sharding` or `row_sharding`.
   """
-  split = batch_sharding(mesh)
   if split.is_fully_addressable:
     return jax.device_put(rows, split)
   return jax.tree.map(
@@ -193,8 +258,10 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
 
 
-def gather(parameter: jax.Array, axes: Sequence[str | None]) -> jax.Array:
-  """The parameter whole over "fsdp", and split as it was over other axes.
+def gather(
+  parameter: jax.Array, axes: Sequence[str | tuple[str, ...] | None]
+) -> jax.Array:
+  """The parameter whole over `PARAMETER_AXES`, split as it was over "tensor".
 
   For what is multiplied next, of one layer. Left split, XLA goes round the
   shards of the summed axis and rounds each partial sum to the dtype of the
@@ -202,23 +269,22 @@ def gather(parameter: jax.Array, axes: Sequence[str | None]) -> jax.Array:
 
   Args:
     parameter: of one layer.
-    axes: the mesh axis that splits each of its dimensions.
+    axes: the mesh axes that split each of its dimensions.
   """
   return constrain(
-    parameter, *(None if axis == "fsdp" else axis for axis in axes)
+    parameter, *(None if axis == PARAMETER_AXES else axis for axis in axes)
   )
 
 
-def axis_size(axis: str) -> int:
-  """Size of an axis of the mesh in use; 1 without a mesh."""
+def axis_size(*axes: str) -> int:
+  """Shards over axes of the mesh in use; 1 without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
-  return 1 if mesh.empty else mesh.shape[axis]
+  return 1 if mesh.empty else _axes_size(mesh, axes)
 
 
 def batch_axis_size() -> int:
   """Shards of a batch on the mesh in use; 1 without a mesh."""
-  mesh = jax.sharding.get_abstract_mesh()
-  return 1 if mesh.empty else batch_ways(mesh)
+  return axis_size(*BATCH_AXES)
 
 
 def on_cpu() -> bool:

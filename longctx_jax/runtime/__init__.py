@@ -13,6 +13,7 @@ Doors, for other rooms:
   watch: all of them end where one does
   device: what a script runs on
   chips: what devices can do, and the slices that there are of them
+  programs: compiled programs, kept from one run to the next
   machine: what Linux, macOS and Windows do not share
   urls: places with a scheme, as gs://bucket/file
   failures: what went wrong outside of the program, as a sentence
@@ -20,6 +21,6 @@ Doors, for other rooms:
 
 __all__ = [
   "files", "foreign_files", "settings", "progress", "shards", "processes",
-  "workers", "arrivals", "channel", "watch", "device", "chips",
+  "workers", "arrivals", "channel", "watch", "device", "chips", "programs",
   "machine", "urls", "failures",
 ]  # fmt: skip

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import re
 
 import jax
 
-from longctx_jax.runtime import machine
+from longctx_jax.runtime import machine, programs
 
 # What a machine with the device has, and the extra that JAX needs for it.
 _DEVICES = {
@@ -23,8 +22,6 @@ _MEMORY_GIB = (
   (r"TPU v6 lite|TPU v6e", 32),
   (r"TPU ?7x", 192),
 )
-# Programs that compile faster are not worth a file.
-_CACHED_SECONDS = 0.3
 # More of them than this meet at the memory.
 _MOST_CPU_DEVICES = 8
 
@@ -37,7 +34,7 @@ def start(platform: str, *, cache: str, spread: bool = False) -> None:
 
   Args:
     platform: cpu, gpu or tpu; "" is what JAX finds.
-    cache: folder of compiled programs; "" is none.
+    cache: folder of compiled programs, see `programs.keep`; "" is none.
     spread: make each core, of 8 at most, a device of its own, unless the user
       has set a number of CPU devices or has joined processes. For programs
       that ask `copies` how many of them to use.
@@ -49,11 +46,7 @@ def start(platform: str, *, cache: str, spread: bool = False) -> None:
   if platform:
     jax.config.update("jax_platforms", platform)
   if cache:
-    folder = pathlib.Path(cache).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update(
-      "jax_persistent_cache_min_compile_time_secs", _CACHED_SECONDS
-    )
+    programs.keep(cache)
   _is_spread = (
     spread and not _has_count() and not jax.distributed.is_initialized()
   )

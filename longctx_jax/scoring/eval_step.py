@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from longctx_jax.model import defaults, log_probs, sharding
+from longctx_jax.model import defaults, log_probs, row_parts, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper import intervals
 from longctx_jax.runtime.progress import Usage, heartbeat
@@ -97,7 +97,7 @@ def make_eval_step(
 ) -> Callable[[nnx.State, Mapping[str, Array]], dict[str, Array]]:
   """Makes `eval_step(params, batch)` -> sums per row; pure, to be jitted.
 
-  The batch, on the batch axes of the mesh: `ids` int32 [B, T + 1] and
+  The batch, as `sharding.row_sharding` splits it: `ids` int32 [B, T + 1] and
   `lengths` [B] of them; `key` bool [B, T]; `ends` int32 [B, R], the last key
   target of each region, or any later one; `expected` float32 [B, T], NaN where
   nothing is.
@@ -111,19 +111,31 @@ def make_eval_step(
   `fault` [B], the first target that is not finite, or T, and its log-prob
   `fault_value` [B].
   """
-  backend = defaults.attention_backend(backend, model.config, dtype=model.dtype)
+  backend = defaults.attention_backend(
+    backend,
+    model.config,
+    dtype=model.dtype,
+    in_parts=model.mesh.shape[row_parts.AXIS] > 1,
+  )
 
   def eval_step(params, batch):
     ids, lengths = batch["ids"], batch["lengths"]
     transformer = nnx.merge(model.graphdef, params)
-    hidden = transformer(ids[:, :-1], lengths=lengths, backend=backend)
+    hidden = transformer(
+      row_parts.split(ids[:, :-1]),
+      lengths=row_parts.repeat(lengths),
+      in_parts=True,
+      backend=backend,
+    )
     found = log_probs.target_log_probs(
       hidden,
       transformer.head(),
-      ids[:, 1:],
+      row_parts.split(ids[:, 1:]),
       softcap=model.config.softcap,
       chunk=chunk,
     )
+    # Small from here on: each device adds up whole rows.
+    found = sharding.constrain(row_parts.join(found), sharding.ROW_AXES, None)
     count = found.shape[1]
     places = jnp.arange(count)[None]
     scored = places < lengths[:, None] - 1
@@ -207,13 +219,13 @@ class Summer:
     Yields:
       `Summed` of the jobs, and what passed through.
     """
-    rows = sharding.batch_ways(self.model.mesh)
+    rows = sharding.row_ways(self.model.mesh)
     waiting: dict[int, list[SumJob]] = {}
     for job in jobs:
       if not isinstance(job, SumJob):
         yield job
         continue
-      length = buckets.bucket_length(len(job.ids) - 1)
+      length = buckets.row_length(len(job.ids) - 1, self.model.mesh)
       batch = waiting.setdefault(length, [])
       batch.append(job)
       if len(batch) == rows:
@@ -237,7 +249,8 @@ class Summer:
   def _call(
     self, length: int, batch: dict[str, np.ndarray]
   ) -> dict[str, np.ndarray]:
-    placed = sharding.place_rows(batch, self.model.mesh)
+    split = sharding.row_sharding(self.model.mesh)
+    placed = sharding.place_rows(batch, split)
     with jax.set_mesh(self.model.mesh):
       if length not in self.compiled:
         start = time.monotonic()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int32
 
+from longctx_jax.model import row_parts
 from longctx_jax.scoring import buckets
 
 
@@ -53,7 +54,9 @@ def row_length(n: int) -> int:
   return max(128, 1 << max(0, n - 2).bit_length())
 
 
-def plan(lengths: Sequence[int], *, rows: int, align: int) -> Batch:
+def plan(
+  lengths: Sequence[int], *, rows: int, align: int, parts: int = 1
+) -> Batch:
   """The next batch: the longest document, and what fits beside it.
 
   Longest first, each into the first row that has room for it, so that what a
@@ -64,6 +67,7 @@ def plan(lengths: Sequence[int], *, rows: int, align: int) -> Batch:
     lengths: ids of the documents that wait, each at least 2; not empty.
     rows: of a batch.
     align: a document starts at a multiple of it; 0: in a row of its own.
+    parts: that a row can be cut into; see `row_parts`.
   """
   order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
   longest = lengths[order[0]]
@@ -73,6 +77,7 @@ def plan(lengths: Sequence[int], *, rows: int, align: int) -> Batch:
     length = max(row_length(longest), least)
   else:
     length = buckets.bucket_length(longest - 1)
+  length = row_parts.fitting_length(length, parts)
   # A row has an id more than positions: the last is a target alone.
   used, most = [0] * rows, length + 1
   least, places = 0, []

@@ -13,7 +13,13 @@ import numpy as np
 from absl import logging
 from flax import nnx
 
-from longctx_jax.model import attention, defaults, log_probs, sharding
+from longctx_jax.model import (
+  attention,
+  defaults,
+  log_probs,
+  row_parts,
+  sharding,
+)
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime import device
@@ -120,7 +126,9 @@ class Scorer:
       rest = (np.pad(lengths, (0, len(ids) - len(lengths))),)
     else:
       rest = layout.lengths, layout.positions, layout.segment_ids
-    inputs = sharding.place_rows((ids, *rest), mesh)
+    # Windows stay whole; the rows of a long pass may be split among devices.
+    split = sharding.batch_sharding if is_window else sharding.row_sharding
+    inputs = sharding.place_rows((ids, *rest), split(mesh))
     key = (kind, ids.shape)
     if key not in self.compiled:
       if not self.compiled:
@@ -197,13 +205,17 @@ def make_scorer(
     chunk: positions whose logits are held at a time.
     backend: attention backend; "auto" takes the one of this machine.
   """
-  backend = defaults.attention_backend(backend, model.config, dtype=model.dtype)
-  ways = sharding.batch_ways(model.mesh)
+  backend = defaults.attention_backend(
+    backend,
+    model.config,
+    dtype=model.dtype,
+    in_parts=model.mesh.shape[row_parts.AXIS] > 1,
+  )
   window_batch = defaults.window_batch(window_batch)
 
-  def log_probs_of(params, ids, lengths, targets, **options):
+  def log_probs_of(params, ids, lengths, targets, **rows):
     transformer = nnx.merge(model.graphdef, params)
-    hidden = transformer(ids, lengths=lengths, backend=backend, **options)
+    hidden = transformer(ids, lengths=lengths, backend=backend, **rows)
     return log_probs.target_log_probs(
       hidden,
       transformer.head(),
@@ -217,14 +229,19 @@ def make_scorer(
 
   @functools.partial(jax.jit, out_shardings=whole)
   def long_pass(params, ids, lengths, positions=None, segment_ids=None):
-    return log_probs_of(
-      params,
-      ids[:, :-1],
-      lengths,
-      ids[:, 1:],
-      positions=positions,
-      segment_ids=segment_ids,
+    inputs, targets = map(row_parts.split, (ids[:, :-1], ids[:, 1:]))
+    rows = {}
+    if segment_ids is None:
+      lengths = row_parts.repeat(lengths)
+    else:  # Shared rows: all three by position.
+      lengths, positions, segment_ids = map(
+        row_parts.split, (lengths, positions, segment_ids)
+      )
+      rows = dict(positions=positions, segment_ids=segment_ids)
+    found = log_probs_of(
+      params, inputs, lengths, targets, in_parts=True, **rows
     )
+    return row_parts.join(found)
 
   @functools.partial(jax.jit, static_argnums=3, out_shardings=whole)
   def window_pass(params, ids, lengths, prefix_len):
@@ -237,15 +254,16 @@ def make_scorer(
       score_rows=(first - 1, first + windows.stride - 1),
     )
 
+  rows = sharding.row_ways(model.mesh)
   return Scorer(
     model=model,
     windows=windows,
-    long_batch=ways,
-    window_batch=window_batch * ways,
+    long_batch=rows,
+    window_batch=window_batch * sharding.batch_ways(model.mesh),
     usage=Usage(),
     long_pass=long_pass,
     window_pass=window_pass,
     # Copies on cores take fewer rows where fewer documents wait.
-    plans=ways > 1 and not sharding.has_copies_on_cores(model.mesh),
+    plans=rows > 1 and not sharding.has_copies_on_cores(model.mesh),
     align=0 if model.config.sink_len else attention.alignment(backend),
   )

@@ -200,7 +200,11 @@ def together(config: ConfigDict, **flags: Any) -> Iterator[bool]:
     versions = {
       name: importlib.metadata.version(name) for name in ("jax", "flax")
     }
-    stated = {"config": config.to_dict(), "flag": flags, "version": versions}
+    stated = {
+      "config": config.to_dict(),
+      "flag": {name: str(value) for name, value in flags.items()},
+      "version": versions,
+    }
     channel.require_alike(channel.gather("start", settings.flatten(stated)))
   with group.stoppable():
     if not group.leads:

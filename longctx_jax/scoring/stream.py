@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from longctx_jax.model import row_parts
 from longctx_jax.runtime.arrivals import Arrival, Arrivals
 from longctx_jax.scoring import buckets
 from longctx_jax.scoring import rows as rows_lib
@@ -102,7 +103,8 @@ class Stream:
       if len(waiting) >= _MOST_JOBS or self._waiting_ids >= _MOST_IDS:
         yield from self._start_planned()
       return
-    bucket = buckets.bucket_length(len(job.ids) - 1)
+    mesh = self._scorer.model.mesh
+    bucket = buckets.row_length(len(job.ids) - 1, mesh)
     batch = self._waiting.setdefault(bucket, [])
     batch.append(job)
     if len(batch) == self._scorer.long_batch:
@@ -130,7 +132,12 @@ class Stream:
     """The batch that begins with the longest document that waits."""
     scorer, jobs = self._scorer, self._waiting[_ANY]
     lengths = [len(job.ids) for job in jobs]
-    batch = rows_lib.plan(lengths, rows=scorer.long_batch, align=scorer.align)
+    batch = rows_lib.plan(
+      lengths,
+      rows=scorer.long_batch,
+      align=scorer.align,
+      parts=scorer.model.mesh.shape[row_parts.AXIS],
+    )
     taken = {place.index for place in batch.places}
     self._waiting[_ANY] = [job for i, job in enumerate(jobs) if i not in taken]
     self._waiting_ids -= sum(lengths[i] for i in taken)

@@ -1,3 +1,5 @@
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +41,38 @@ def test_rules_are_strict():
     sharding.infer_shardings(shapes, [kernel, bias, ("lm_head", P())], mesh)
   with pytest.raises(ValueError, match=r"size 4 does not divide dimension 6"):
     sharding.infer_shardings(shapes, [kernel, (r"a\.bias", P("fsdp"))], mesh)
+
+
+def test_processes_that_share_rows_give_the_same():
+  def mesh(**sizes):
+    # Two devices each.
+    devices = [types.SimpleNamespace(process_index=i // 2) for i in range(8)]
+    shape = [sizes.get(axis, 1) for axis in sharding.AXES]
+    return types.SimpleNamespace(
+      devices=np.array(devices).reshape(shape),
+      shape=dict(zip(sharding.AXES, shape, strict=True)),
+    )
+
+  def shares(mesh):
+    return [sharding.row_share(mesh, process) for process in range(4)]
+
+  assert shares(mesh(fsdp=8)) == [(i, 4) for i in range(4)]
+  assert shares(mesh(data=2, context=4)) == [(0, 2), (0, 2), (1, 2), (1, 2)]
+  assert shares(mesh(fsdp=2, tensor=4)) == [(0, 2), (0, 2), (1, 2), (1, 2)]
+  assert shares(mesh(context=8)) == [(0, 1)] * 4
+  scattered = mesh(fsdp=8)
+  scattered.devices = scattered.devices[:, [0, 2, 1, 3, 4, 5, 6, 7]]
+  with pytest.raises(ValueError, match=r"row shards \[0, 2\] of 8"):
+    shares(scattered)
+
+
+def test_rows_are_split_over_the_axes_that_divide_them():
+  mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "context": 2})
+  assert sharding.batch_axes(16, mesh) == ("data", "fsdp", "context")
+  assert sharding.batch_axes(4, mesh) == ("data", "fsdp")
+  assert sharding.batch_axes(2, mesh) == ("data",)
+  assert sharding.batch_axes(3, mesh) == ()
+  assert (sharding.batch_ways(mesh), sharding.row_ways(mesh)) == (8, 4)
 
 
 def test_constrain_follows_the_mesh_and_not_the_platform():

@@ -206,6 +206,9 @@ def test_buckets_change_nothing(scorer, scored, monkeypatch):
     ({"data": 3}, 1),
     ({"fsdp": 4}, 2),
     ({"data": 2, "fsdp": 2, "tensor": 2}, 1),
+    ({"context": 2}, 5),
+    ({"data": 2, "context": 4}, 1),
+    ({"fsdp": 2, "tensor": 2, "context": 2}, 2),
   ],
 )
 def test_devices_change_nothing(scored, sizes, window_batch):

@@ -88,7 +88,9 @@ def share_passes(monkeypatch, compiled):
 
   monkeypatch.setattr(scorer_lib, "make_scorer", make)
   monkeypatch.setattr(
-    sharding, "make_mesh", lambda sizes: make_mesh(sizes, jax.devices()[:1])
+    sharding,
+    "make_mesh",
+    lambda sizes, devices=None: make_mesh(sizes, jax.devices()[:1]),
   )
   return scorers
 

@@ -24,6 +24,10 @@ from longctx_jax.training import losses, optimizer, program, rows
 KINDS = ("score", "eval", "train")
 # What a TPU takes where a config leaves it open.
 _DTYPE, _BACKEND, _WINDOW_BATCH = "bfloat16", "splash", 4
+_SPLIT = {
+  "long pass": sharding.row_sharding,
+  "short pass": sharding.batch_sharding,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +90,14 @@ class Scoring:
     model = self._describe(mesh)
     made = self._scorer(model)
     batch, ids = self._shape(name, made)
+    split = _SPLIT[name](mesh)
     return memory.forward(
       memory.Activations(
         config=self.facts,
         mesh=mesh,
-        rows=batch // sharding.batch_ways(mesh),
+        rows=split.shard_shape((batch,))[0],
         length=ids - 1,
+        in_parts=name == "long pass",
         itemsize=jnp.dtype(model.dtype).itemsize,
       ),
       weights=memory.shard_bytes(model.params),
@@ -104,9 +110,7 @@ class Scoring:
     made = self._scorer(model)
     shape = self._shape(name, made)
     ids, lengths = (
-      jax.ShapeDtypeStruct(
-        size, jnp.int32, sharding=sharding.batch_sharding(mesh)
-      )
+      jax.ShapeDtypeStruct(size, jnp.int32, sharding=_SPLIT[name](mesh))
       for size in (shape, shape[:1])
     )
     function, static = made.long_pass, ()
@@ -125,7 +129,8 @@ class Scoring:
     """(rows, ids) of a batch."""
     if name == "short pass":
       return made.window_batch, self._prefix_len + made.windows.length
-    return made.long_batch, 1 + buckets.bucket_length(self.length - 1)
+    mesh = made.model.mesh
+    return made.long_batch, 1 + buckets.row_length(self.length - 1, mesh)
 
   def _describe(self, mesh: sharding.AnyMesh) -> loaded.LoadedModel:
     dtype = self.config.scoring.dtype or _DTYPE
@@ -202,7 +207,7 @@ class Training:
     del name
     loss = config_lib.loss_config(self.config)
     parts = self.config.optimizer.accumulate
-    ways = sharding.batch_ways(mesh)
+    ways = sharding.row_ways(mesh)
     batch = self.config.data.batch_size
     rows.require_batch_size(batch, accumulate=parts, ways=ways)
     state = self._state(self._describe(mesh))
@@ -211,11 +216,12 @@ class Training:
       mesh=mesh,
       rows=batch // parts // ways,
       length=self.length,
+      in_parts=True,
       itemsize=config_lib.compute_dtype(self.config).itemsize,
     )
     windows = min(loss.window_batch, long.rows * self._n_windows(loss))
     short = dataclasses.replace(
-      long, rows=windows, length=loss.windows.length - 1
+      long, rows=windows, length=loss.windows.length - 1, in_parts=False
     )
     return memory.step(
       long,
@@ -243,7 +249,9 @@ class Training:
       name: jax.ShapeDtypeStruct(
         (data.batch_size, *field.shape),
         field.dtype,
-        sharding=sharding.batch_sharding(mesh),
+        sharding=sharding.row_sharding(
+          mesh, by_position=field.shape == one["inputs"].shape
+        ),
       )
       for name, field in one.items()
     }
