@@ -28,6 +28,8 @@ from longctx_jax.model.attention_spec import AttentionSpec
 
 # Longer sequences take larger blocks.
 _LONG = 1 << 17
+# Up to there.
+LONGEST_BLOCK = 512
 # Pairs of blocks whose table fits into 1 MiB of scalar memory: those of 524,288
 # positions.
 _MOST_PAIRS = 1 << 18
@@ -113,7 +115,7 @@ def _block_size(length: int) -> int:
   """The largest usual block that pads the length by at most an eighth."""
   if length > _LONG:
     return 1024
-  for block in (512, 256):
+  for block in (LONGEST_BLOCK, 256):
     if -length % block <= length // 8:
       return block
   return 128
