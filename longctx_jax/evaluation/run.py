@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from longctx_jax.evaluation import (
   caveats,
   files,
+  log_probs,
   names,
   passes,
   results,
@@ -245,8 +246,19 @@ def _evaluate_model(
   with files.open_ledger(
     workdir, candidate.name, made_with, overwrite=overwrite
   ) as ledger:
+    keeper = log_probs.Keeper(
+      workdir, candidate.name, log_probs.facts_of(facts, run.max_length)
+    )
+    if not (ledger.done and config.eval.log_probs):
+      keeper.start_anew()
     lines, scores = _evaluate_documents(
-      run, candidate.name, matched, ledger, workdir, config.eval.per_token
+      run,
+      candidate.name,
+      matched,
+      ledger,
+      workdir,
+      per_token=config.eval.per_token,
+      keeper=keeper if config.eval.log_probs else None,
     )
   documents = [line.document for line in lines]
   longest = max((one.n_tokens for one in documents), default=0) + 1
@@ -284,7 +296,9 @@ def _evaluate_documents(
   matched: Matched,
   ledger: files.Ledger,
   workdir: str | pathlib.Path,
+  *,
   per_token: bool,
+  keeper: log_probs.Keeper | None,
 ) -> tuple[list[Line], list[Mapping[str, Any]]]:
   """The line of each document of this corpus, and its scores in the store.
 
@@ -294,11 +308,12 @@ def _evaluate_documents(
   usage = run.scorer.usage
   progress = Progress(name, len(matched), usage)
   lines: list[Line] = []
-  scores, tokens = [], set()
+  scores, tokens, identities = [], set(), []
 
   def pairs() -> Iterator[tuple[KeyTokens, str]]:
     for keys, document in matched:
       scores.append(keys.scores)
+      identities.append(log_probs.identity_of(keys))
       path = files.tokens_path(workdir, name, keys)
       tokens.add(path)
       line = ledger.find(keys)
@@ -316,6 +331,8 @@ def _evaluate_documents(
   def write(done: passes.Evaluated, line: Line) -> None:
     if per_token and done.log_probs is not None:
       files.write_tokens(workdir, name, done)
+    if keeper and done.log_probs is not None:
+      keeper.add(done)
     if done.result.reason != "failed":
       ledger.append(line)
 
@@ -340,6 +357,8 @@ def _evaluate_documents(
       lines.append(line)
       progress.advance()
   progress.finish()
+  if keeper:
+    _log_kept(name, lines, *keeper.finish(identities))
   kept = tokens if per_token else ()
   removed = files.remove_other_tokens(workdir, name, kept)
   if removed:
@@ -349,3 +368,21 @@ def _evaluate_documents(
       removed,
     )
   return sorted(lines, key=lambda line: line.document.doc_index), scores
+
+
+def _log_kept(
+  name: str, lines: Sequence[Line], n_rows: int, n_bytes: int
+) -> None:
+  scored = [line.document.n_tokens for line in lines if line.document.n_tokens]
+  logging.info(
+    "%s: log-probs of %d of %d documents kept for other thresholds, %.1f MB, "
+    "%.1f bytes a target (--config.eval.log_probs=false keeps none)%s",
+    name,
+    n_rows,
+    len(scored),
+    n_bytes / 1e6,
+    n_bytes / max(sum(scored), 1),
+    ""
+    if n_rows == len(scored)
+    else "; the others were evaluated when none were kept: --overwrite",
+  )

@@ -13,7 +13,7 @@ from absl import logging
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import row_parts
+from longctx_jax.model import remat, row_parts
 from longctx_jax.model.attention_spec import AttentionSpec
 from longctx_jax.model.backends.blockwise import (
   block_length,
@@ -111,7 +111,7 @@ def plain_attention(
   out = jnp.einsum(
     "bkgts,bskh->btkgh", probs, v, preferred_element_type=jnp.float32
   )
-  return out.reshape(q.shape).astype(q.dtype)
+  return remat.keep(out.reshape(q.shape).astype(q.dtype))
 
 
 _FUNCTIONS = {

@@ -42,7 +42,7 @@ def mesh(config: ModelConfig, dtype: DTypeLike) -> jax.sharding.Mesh:
   shapes = parameters.parameter_shapes(config).values()
   size = jnp.dtype(dtype).itemsize * sum(map(math.prod, shapes))
   count = device.copies(size)
-  return sharding.make_mesh({"data": count}, jax.devices()[:count])
+  return sharding.make_mesh({"data": -1}, jax.devices()[:count])
 
 
 def window_batch(stated: int = 0) -> int:
@@ -51,6 +51,17 @@ def window_batch(stated: int = 0) -> int:
   That is 1 on CPU and 4 elsewhere.
   """
   return stated or (1 if jax.default_backend() == "cpu" else 4)
+
+
+def remat(stated: str) -> str:
+  """The stated policy of `remat.POLICIES`, or for "auto" that of this machine.
+
+  On CPU attention is slow beside its products, and memory is seldom short;
+  elsewhere "block" is what the memory of the configs is planned with.
+  """
+  if stated != "auto":
+    return stated
+  return "attention" if jax.default_backend() == "cpu" else "block"
 
 
 def matmul_precision(dtype: DTypeLike) -> str:

@@ -334,6 +334,37 @@ def write_log_probs(path, workdir):
   return rows
 
 
+def test_sums_from_the_devices_are_those_of_all_log_probs(tmp_path, config):
+  """In all that a result says, also of each document and key region."""
+  found = []
+  for sums_only in (False, True):
+    config.eval.sums_only = sums_only
+    workdir = tmp_path / str(sums_only)
+    run_lib.evaluate(config, workdir=workdir)
+    (result,) = files.load_results(workdir)
+    assert result.sums_only == sums_only
+    found.append(result)
+  host, device = found
+  assert host.n_key_tokens and host.documents[0].shared_gap_sum
+  for one, other in (
+    (host, device),
+    *zip(host.documents, device.documents, strict=True),
+  ):
+    fields = vars(other)
+    for name, value in vars(one).items():
+      if name not in OF_THE_RUN | {"documents", "sums_only"}:
+        is_number = isinstance(value, float | tuple) and name != "warnings"
+        expected = pytest.approx(value, rel=1e-6) if is_number else value
+        assert fields[name] == expected, name
+
+
+def test_sums_alone_leave_no_rows_to_write(tmp_path, config):
+  config.eval.update(sums_only=True, per_token=True)
+  with pytest.raises(ValueError, match="sums_only and per_token"):
+    run_lib.evaluate(config, workdir=tmp_path)
+  assert not list(tmp_path.iterdir())
+
+
 def test_log_probs_from_elsewhere_give_the_models_own_result(tmp_path, config):
   config.eval.per_token = True
   (expected,) = run_lib.evaluate(config, workdir=tmp_path / "own")

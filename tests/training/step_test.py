@@ -338,7 +338,8 @@ def test_short_len_and_stride_decide_what_is_seen(rng):
 
 
 @pytest.mark.parametrize(
-  ("backend", "remat"), [("plain", False), ("blockwise", True)]
+  ("backend", "remat"),
+  [("plain", "none"), ("blockwise", "attention"), ("blockwise", "block")],
 )
 def test_backend_and_remat_change_no_gradient(rng, backend, remat):
   batch = make_batch([[one] for one in make_documents(rng, 33, 21)], seq_len=32)

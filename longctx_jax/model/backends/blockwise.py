@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from longctx_jax.model import row_parts
+from longctx_jax.model import remat, row_parts
 from longctx_jax.model.attention_spec import AttentionSpec
 
 # An index that a loop counts.
@@ -210,7 +210,9 @@ def _attend_forward(
   q_segments: Int[Array, " T"] | None,
   k_segments: Int[Array, " S"] | None,
 ) -> tuple[Float[Array, "n r H"], _Saved]:
-  out, normaliser = _forward(sight, first, q, k, v, q_segments, k_segments)
+  out, normaliser = map(
+    remat.keep, _forward(sight, first, q, k, v, q_segments, k_segments)
+  )
   return out, (first, q, k, v, q_segments, k_segments, out, normaliser)
 
 

@@ -23,7 +23,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import row_parts
+from longctx_jax.model import remat, row_parts
 from longctx_jax.model.attention_spec import AttentionSpec
 
 # Longer sequences take larger blocks.
@@ -193,6 +193,7 @@ class _Plan:
           attn_logits_soft_cap=spec.softcap or None,
           head_shards=1,
           q_seq_shards=shards,
+          residual_checkpoint_name=remat.NAME,
           interpret=interpret,
         )
       )
