@@ -5,13 +5,13 @@ BIN := .venv/bin
 PYTEST := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache \
   PYTHONPATH=$(CURDIR) $(BIN)/python -m pytest
 FAST := not slow and not torch and not golden and not tpu_compile and \
-  not transformers4 and not tokenizers
+  not transformers4 and not tokenizers and not notebook
 TOKENIZERS := llama2 llama3_1 qwen3 gemma3 deepseek_v3
 GOLDEN_DIR ?=
 
 .PHONY: demo test test-slow test-parity test-golden test-latest
 .PHONY: test-data-tools test-transformers4 test-tokenizers
-.PHONY: test-tpu-compile lint bench clean
+.PHONY: test-notebook test-launch test-tpu-compile lint docs bench clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py --workdir runs/demo --overwrite
@@ -52,9 +52,22 @@ test-data-tools: .venv-data-tools/ready
 	$(subst $(BIN),.venv-data-tools/bin,$(PYTEST)) -q \
 	  tests/key_tokens/data_tools_test.py
 
+# The notebook as Jupyter runs it, and its numbers.
+test-notebook: .venv/notebook
+	$(PYTEST) -q -m notebook tests/notebook_test.py
+
+# The launch lines of docs/tpu.md, xpk's by its own command line too.
+test-launch: .venv-launch/ready
+	$(subst $(BIN),.venv-launch/bin,$(PYTEST)) -q tests/launch_test.py
+
 # With the newest JAX and Flax that a newer Python gets.
 test-latest: .venv-latest/ready
 	$(subst $(BIN),.venv-latest/bin,$(PYTEST)) -q -n auto -m "$(FAST)"
+
+# docs/_build/html: the pages and the docstrings; a warning is an error.
+docs: .venv/docs
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m sphinx -q -W --keep-going -b html \
+	  docs docs/_build/html
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -69,6 +82,14 @@ bench: .venv/ready .venv-parity/ready
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -r requirements.txt -r requirements-dev.txt
 	$(BIN)/pip install -q --no-deps -r requirements-demo.txt -e .
+	touch $@
+
+.venv/docs: .venv/ready requirements-docs.txt
+	$(BIN)/pip install -q -r requirements-docs.txt
+	touch $@
+
+.venv/notebook: .venv/ready requirements-notebook.txt
+	$(BIN)/pip install -q -r requirements-notebook.txt
 	touch $@
 
 .venv-parity/ready: requirements.txt requirements-dev.txt requirements-parity.txt
@@ -118,6 +139,13 @@ bench: .venv/ready .venv-parity/ready
 	.venv-latest/bin/pip install -q --no-deps -r requirements-demo.txt
 	touch $@
 
+.venv-launch/ready: requirements.txt requirements-dev.txt \
+  requirements-launch.txt
+	$(PYTHON) -m venv .venv-launch
+	.venv-launch/bin/pip install -q -r requirements.txt \
+	  -r requirements-dev.txt -r requirements-launch.txt
+	touch $@
+
 .venv-tpu/ready: requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv-tpu
 	.venv-tpu/bin/pip install -q "jax[tpu]" -r requirements.txt \
@@ -126,4 +154,5 @@ bench: .venv/ready .venv-parity/ready
 
 clean:
 	rm -rf .venv .venv-parity .venv-data-tools .venv-latest .venv-tpu \
-	  .venv-transformers4 .venv-tokenizers .jax_cache runs
+	  .venv-launch .venv-transformers4 .venv-tokenizers .jax_cache runs \
+	  docs/_build

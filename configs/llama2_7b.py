@@ -4,11 +4,13 @@ Purpose: LongCE against CE under context extension (Fang et al., ICLR 2025,
   section 4, tables 3 and 7).
 Command: python scripts/train.py --config configs/llama2_7b.py \
     --workdir runs/llama2_longce
-Data: PG-19 of tensorflow-datasets, prepared once (where it is not, a run stops
-  at once and says how); other texts by --data and --text_column.
+Data: PG-19, prepared once by `python scripts/data.py pg19` (where it is not, a
+  run stops at once and says so); other texts by --data and --text_column.
 Variants: "ce" (cross-entropy: the baseline), "eabf" (the default: base 500,000
   and scaled queries), "pi" (positions interpolated 8 times), "arxiv" (batches
-  of 8 rows; --data names Pile-arxiv), "k1024" (K = d = 1024: cheapest, and the
+  of 8 rows of Pile-arxiv: 100,000 papers of its training split, 2.2 GB of
+  Parquet on the hub; suolyer/pile_arxiv, which the reference names, has the
+  validation and test splits alone), "k1024" (K = d = 1024: cheapest, and the
   best RULER of table 7); several with a comma between them, as "ce,pi".
 Hardware: 8 TPU v5p chips, or 8 GPUs of 80 GB. 200 steps of 64 rows are 419 M
   tokens, 2.9e19 operations of CE: 4 hours on 8 v5p at an MFU of 0.5 (an
@@ -92,7 +94,8 @@ def get_config(variant: str = "") -> ConfigDict:
       clip_norm=0.0,  # 0.0 is off, as in the paper's code
     )
   )
-  config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1))  # devices
+  # Devices. "context" splits rows that are too long for one.
+  config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1, context=1))
   config.eval = ConfigDict(
     dict(
       log_every=1,  # steps
@@ -125,7 +128,10 @@ def get_config(variant: str = "") -> ConfigDict:
         config.loss.weights = "none"
       case "arxiv":
         config.data.update(
-          sources=(), text_column="text", id_column="", batch_size=8
+          sources=("hf://datasets/timaeus/pile-arxiv/data/*.parquet",),
+          text_column="text",
+          id_column="",
+          batch_size=8,
         )
         config.optimizer.accumulate = 1
       case "k1024":

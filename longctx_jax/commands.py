@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import logging as py_logging
 import os
 import pathlib
 import re
 import runpy
-import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from longctx_jax.runtime import device, failures, machine, urls
-from longctx_jax.scoring import protocol
-
-# Of a store of key tokens.
-_NAMED_FIELDS = (
-  "evaluator",
-  "longppl.short_len",
-  "longppl.stride",
-  "longppl.alpha",
-  "longppl.beta",
-  "longppl.protocol",
+from longctx_jax import usage
+from longctx_jax.runtime import (
+  channel,
+  device,
+  failures,
+  machine,
+  processes,
+  programs,
+  shards,
+  urls,
+  watch,
 )
-
+from longctx_jax.scoring import setup
 
 _PACKAGE = f"{os.sep}longctx_jax{os.sep}"
 
 
-_CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
-
-
 _default_config = ""
+
+
+# Of the default config, in the help.
+_shown_fields: tuple[str, ...] = ()
 
 
 PLATFORM = flags.DEFINE_string(
@@ -48,136 +49,68 @@ PLATFORM = flags.DEFINE_string(
 
 CACHE = flags.DEFINE_string(
   "compilation_cache",
-  "~/.cache/longctx_jax/xla",
-  "folder of compiled programs, so that a second run compiles nothing; '' is "
-  "none",
+  programs.default_folder(),
+  "where programs are kept, 2 GiB at most; '' is none",
 )
 
 
 VERBOSE = flags.DEFINE_bool(
-  "verbose", False, "show where an error comes from, and all that is logged"
+  "verbose", False, "log all, and say where an error comes from"
 )
+
+
+# Where the flags are defined that set fields of a config.
+_FIELDS_MODULE = "longctx_jax.fields"
 
 
 _GOES_ON = "what is finished is kept, and the same command goes on"
 
 
 # Flags that name what is written.
-_OUTPUTS = ("workdir", "output", "target")
+_OUTPUTS = ("workdir", "output")
 
 
-def define_config(default: str) -> flags.FlagHolder:
-  """Defines --config with a default in configs/; "file.py:variant" works."""
-  global _default_config
+def folder(name: str) -> pathlib.Path:
+  """configs/ or scripts/: beside the package, or in it once installed."""
+  package = pathlib.Path(__file__).resolve().parent
+  inside = package / name
+  return inside if inside.is_dir() else package.parent / name
+
+
+def define_config(
+  default: str, shown: tuple[str, ...] = ()
+) -> flags.FlagHolder:
+  """Defines --config with a default in configs/; "file.py:variant" works.
+
+  Args:
+    default: a file of configs/; "" is none: a config of any script, which
+      must be named.
+    shown: fields that the help names.
+  """
+  global _default_config, _shown_fields
   # A default of the flag itself would be read before `run` can catch errors.
-  _default_config = str(_CONFIGS / default)
+  _default_config = str(folder("configs") / default) if default else ""
+  _shown_fields = shown
+  meaning = f"experiment file (default: {default})"
   try:
-    return config_flags.DEFINE_config_file(
-      "config", None, f"experiment file (default: {default})", lock_config=True
+    holder = config_flags.DEFINE_config_file(
+      "config",
+      None,
+      meaning if default else "experiment file of any script",
+      lock_config=True,
     )
+    if not default:
+      flags.mark_flag_as_required(holder)
+    return holder
   except flags.Error as error:  # It looks into a --flagfile at once.
     _fail(error)
 
 
-def define_data_flags() -> Callable[[], dict[str, Any]]:
-  """Defines the flags of the documents; returns how to read them as fields."""
-  data = flags.DEFINE_multi_string("data", None, "file, folder, glob or URL")
-  text = flags.DEFINE_string("text_column", None, "column of the text")
-  ids = flags.DEFINE_string("ids_column", None, "column of token ids")
-  owner = flags.DEFINE_string("ids_tokenizer", None, "whose ids they are")
-  doc_id = flags.DEFINE_string("id_column", None, "column of document ids")
-  rows = flags.DEFINE_string("row_range", None, "rows a:b, half-open")
-  length = flags.DEFINE_integer("max_length", None, "ids read of a document")
-  over = flags.DEFINE_enum(
-    "over_length", None, protocol.OVER_LENGTH, "what becomes of longer ones"
+def define_distributed() -> flags.FlagHolder[str]:
+  """Defines --distributed: the processes that `run` joins first."""
+  return flags.DEFINE_string(
+    "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
   )
-  kind = flags.DEFINE_enum("protocol", None, protocol.PROTOCOLS, "BOS rules")
-  return lambda: {
-    "data.sources": data.value,
-    "data.text_column": text.value,
-    "data.ids_column": ids.value,
-    "data.ids_tokenizer": owner.value,
-    "data.id_column": doc_id.value,
-    "data.row_range": row_range(rows.value),
-    "data.max_length": length.value,
-    "data.over_length": over.value,
-    "longppl.protocol": kind.value,
-  }
-
-
-def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
-  """Sets dotted fields of a config, except where the value is None."""
-  config.update_from_flattened_dict(
-    {
-      name: tuple(value) if isinstance(value, list) else value
-      for name, value in values.items()
-      if value is not None
-    }
-  )
-  return config
-
-
-def named_fields(
-  config: flags.FlagHolder, values: Mapping[str, Any]
-) -> dict[str, Any]:
-  """What the command line says of key tokens, as a manifest calls it.
-
-  Args:
-    config: what `define_config` returned.
-    values: as `override` takes them.
-  """
-  named = config_flags.get_override_values(flags.FLAGS[config.name])
-  named |= {name: value for name, value in values.items() if value is not None}
-  return {
-    name.removeprefix("longppl."): named[name]
-    for name in _NAMED_FIELDS
-    if name in named
-  }
-
-
-def given(*names: str) -> str:
-  """The words of the command line that set these flags, quoted for a shell."""
-  lines = (
-    flags.FLAGS[name].serialize().splitlines()
-    for name in names
-    if flags.FLAGS[name].present
-  )
-  return shlex.join(itertools.chain.from_iterable(lines))
-
-
-def read_models(names: list[str] | None, path: str) -> list[str] | None:
-  """Models named by flags and by a file, one a line; None where none is.
-
-  Empty lines and lines that start with "#" are left out.
-
-  Raises:
-    FileNotFoundError: no such file.
-    ValueError: the file is no text.
-  """
-  found = list(names or [])
-  if path:
-    with failures.reading(path):
-      lines = pathlib.Path(path).read_text().splitlines()
-    found += [
-      line.strip()
-      for line in lines
-      if line.strip() and not line.lstrip().startswith("#")
-    ]
-  return found or None
-
-
-def row_range(text: str | None) -> tuple[int, int] | None:
-  """Reads "a:b" as (a, b), None as None.
-
-  Raises:
-    ValueError: anything else.
-  """
-  if text is None:
-    return None
-  match = re.fullmatch(r"(\d+):(\d+)", text)
-  if not match:
-    raise ValueError(f"row_range={text!r} must be a:b, e.g. 0:1000")
-  return int(match[1]), int(match[2])
 
 
 def run(
@@ -186,23 +119,30 @@ def run(
   verbs: Collection[str] = (),
   words: Collection[str] = (),
   many: Collection[str] = (),
+  needs: Collection[str] = (),
   platform: str = "",
   before: Callable[[], None] = lambda: None,
+  spread: bool = False,
 ) -> None:
   """Runs a script: a user's error is one line and exit status 2.
+
+  With -h or --help it prints one screen, and runs nothing.
 
   Args:
     main: takes the verb, where there are any, and the words after it.
     verbs: what the first word of the command line may be.
     words: what the others are, for the message.
     many: verbs that any number of words may follow.
+    needs: flags without which nothing runs, for the help.
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
-    before: runs before any device is used.
+    before: runs before any device is used, and other processes are joined.
+    spread: whether the cores of a CPU are devices, where the config names no
+      mesh; see `device.start`.
   """
   app.run(
-    lambda argv: _run(lambda: main(*argv[1:]), platform, before),
-    flags_parser=lambda argv: _parse(argv, verbs, words, many),
+    lambda argv: _run(lambda: main(*argv[1:]), platform, before, spread),
+    flags_parser=lambda argv: _parse(argv, verbs, words, many, needs),
   )
 
 
@@ -211,14 +151,27 @@ def _parse(
   verbs: Collection[str],
   words: Collection[str],
   many: Collection[str],
+  needs: Collection[str],
 ) -> list[str]:
-  # A --flagfile may name the config.
-  file = _config_file(flags.FLAGS.read_flags_from_files(argv[1:]))
+  if usage.wants_help(argv[1:]):
+    print(_help(argv[0], needs))
+    sys.exit(0)
+  try:
+    # A --flagfile may name the config.
+    given, said = usage.translate(
+      flags.FLAGS.read_flags_from_files(argv[1:]), set(flags.FLAGS)
+    )
+  except (ValueError, flags.Error) as error:
+    _fail(error)
+  for line in said:
+    print(f"note: {line}", file=sys.stderr)
+  given = [_find_config(word) for word in given]
+  file = _config_file(given)
   if _default_config and not file:
     file = _default_config
-    argv = [argv[0], f"--config={file}", *argv[1:]]
+    given = [f"--config={file}", *given]
   try:
-    rest = flags.FLAGS(argv)
+    rest = flags.FLAGS([argv[0], *given])
     _check_fields(file)
     _check_outputs()
   except (flags.Error, AttributeError, KeyError, ValueError, OSError) as error:
@@ -236,6 +189,34 @@ def _parse(
   if not verbs and len(rest) > 1:
     _fail(f"arguments without a flag: {' '.join(rest[1:])}")
   return rest
+
+
+def _help(script: str, needs: Collection[str]) -> str:
+  """One screen about the script that runs."""
+  modules = collections.defaultdict(list, flags.FLAGS.flags_by_module_dict())
+  known = usage.comments(_default_config) if _shown_fields else {}
+  return usage.page(
+    sys.modules["__main__"].__doc__,
+    groups={
+      "flags": modules[script],
+      "data and model": modules[_FIELDS_MODULE],
+      "of any command": modules[__name__],
+    },
+    needs=needs,
+    fields={name: known[name] for name in _shown_fields},
+    config=f"configs/{pathlib.Path(_default_config).name}",
+  )
+
+
+def _find_config(word: str) -> str:
+  """The word; a shipped config that it names is found from any folder."""
+  head, name, rest = re.fullmatch(
+    r"((?:--?config=)?)(configs/\w+\.py)?(.*)", word, re.DOTALL
+  ).groups()
+  if not name or pathlib.Path(name).exists():
+    return word
+  shipped = folder("configs") / pathlib.Path(name).name
+  return f"{head}{shipped}{rest}" if shipped.exists() else word
 
 
 def _config_file(argv: list[str]) -> str:
@@ -289,6 +270,8 @@ def _outputs() -> dict[str, str]:
 
 
 def _fail(error: BaseException | str) -> NoReturn:
+  if isinstance(error, failures.Several):
+    _end("\n".join(f"error: {one}" for one in error.sentences), 2)
   # ml_collections wraps a KeyError, whose text would come out quoted.
   while isinstance(error, AttributeError | KeyError) and error.args:
     error = error.args[0]
@@ -300,11 +283,14 @@ def _fail(error: BaseException | str) -> NoReturn:
 
 def _end(line: str, status: int) -> NoReturn:
   print(line, file=sys.stderr)
-  sys.exit(status)
+  watch.leave(status)
 
 
 def _run(
-  main: Callable[[], None], platform: str, before: Callable[[], None]
+  main: Callable[[], None],
+  platform: str,
+  before: Callable[[], None],
+  spread: bool,
 ) -> None:
   logging.set_verbosity(logging.DEBUG if VERBOSE.value else logging.INFO)
   # JAX reports each backend that is not there.
@@ -315,14 +301,26 @@ def _run(
   logging.get_absl_handler().addFilter(_is_ours_or_urgent)
   # First: where processes are joined, JAX listens in its stead.
   machine.raise_on_sigterm()
+  place = next(filter(None, _outputs().values()), "the disk")
   try:
     _hand_over()
     before()
-    device.start(PLATFORM.value or platform, cache=CACHE.value)
-    print(device.describe(), flush=True)
+    if "distributed" in flags.FLAGS:
+      processes.join(flags.FLAGS["distributed"].value)
+    device.start(
+      PLATFORM.value or platform,
+      cache=CACHE.value,
+      spread=spread and _has_all_cores(),
+    )
+    if not platform:  # What runs no model leaves its tables alone on stdout.
+      print(device.describe(), flush=True)
     device.require_seen(PLATFORM.value or platform)
-    main()
+    with watch.Watch(lambda error: failures.explain(error, place=place)):
+      main()
     sys.stdout.flush()
+  except channel.Ended as ended:
+    plain = ended.status == 2
+    _end(f"error: {ended}" if plain else f"{ended}: {_GOES_ON}", ended.status)
   except machine.Terminated:
     _end(f"told to end: {_GOES_ON}", 128 + signal.SIGTERM)
   except KeyboardInterrupt:
@@ -330,15 +328,29 @@ def _run(
   except BrokenPipeError:
     # Whoever read the table has seen enough, as `head` does.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(1)
+    watch.leave(1)
   except Exception as error:
-    place = next(filter(None, _outputs().values()), "the disk")
     sentence = failures.explain(error, place=place)
     if not sentence:
-      raise
+      if channel.count() == 1:
+        raise
+      traceback.print_exception(error)
+      watch.leave(1)
     if VERBOSE.value:
       traceback.print_exception(error)
-    _fail(sentence)
+    _fail(error if isinstance(error, failures.Several) else sentence)
+
+
+def _has_all_cores() -> bool:
+  """Whether the cores are this run's, to use as it is best."""
+  # Shards may work beside each other.
+  shard = flags.FLAGS["shard"].value if "shard" in flags.FLAGS else "0/1"
+  whole = shards.parse(shard, os.environ) == shards.WHOLE
+  return (
+    whole
+    and channel.count() == 1
+    and setup.leaves_mesh_open(flags.FLAGS.config)
+  )
 
 
 def _hand_over() -> None:

@@ -26,4 +26,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main)
+  commands.run(main, needs=("workdir",))

@@ -3,56 +3,48 @@ r"""Fine-tunes a model with LongCE, or CE, to a longer context.
   python scripts/train.py --config configs/llama2_7b.py --workdir runs/llama2
   python scripts/train.py --config configs/smollm2_135m.py:train \
     --data my.txt --workdir runs/smollm2
+  python scripts/train.py --config configs/tiny.py --model MODEL \
+    --data my.txt --workdir runs/tiny --config.optimizer.steps=50
 
-The same command goes on where a run was stopped; with --restart_at STEP, from
-that checkpoint with a new optimizer. Weights from an evaluator:
-score the documents with scripts/score.py --chunk_len SEQ_LEN, and name its
-workdir by --key_tokens.
+What is missing is said first. The same command goes on where a run was stopped;
+with --restart_at STEP, from that checkpoint with a new optimizer. Weights from
+an evaluator: scripts/score.py --chunk_len SEQ_LEN, and its workdir as --keys.
 """
 
+import functools
+
+import jax
 from absl import flags
 
-from longctx_jax import commands
-from longctx_jax.runtime import processes
-from longctx_jax.training import run
+from longctx_jax import commands, fields
+from longctx_jax.training import preflight, run
 
-_CONFIG = commands.define_config("llama2_7b.py")
+_CONFIG = commands.define_config("llama2_7b.py", fields.TRAINING)
+_FIELDS = fields.define_training()
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "holds all output", required=True
 )
-_MODEL = flags.DEFINE_string("model", None, "folder, hub id or .gguf file")
-_DATA = flags.DEFINE_multi_string("data", None, "file, folder, glob or URL")
-_TEXT = flags.DEFINE_string("text_column", None, "column of the text")
-_KEYS = flags.DEFINE_string("key_tokens", None, "scored workdir: weights")
-_JOIN = flags.DEFINE_string(
-  "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
-)
+_JOIN = commands.define_distributed()
 _RESTART = flags.DEFINE_integer("restart_at", None, "step of a checkpoint")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
 
 
+@functools.cache
+def begin():
+  """The config; looks for what is missing while the devices are found."""
+  config = fields.override(_CONFIG.value, _FIELDS())
+  return config, preflight.begin(config, workdir=_WORKDIR.value)
+
+
 def main():
   """Trains, then says what to do next."""
-  values = {
-    "model.path": _MODEL.value,
-    "data.sources": _DATA.value,
-    "data.text_column": _TEXT.value,
-    "data.key_tokens": _KEYS.value,
-    "loss.weights": "stored" if _KEYS.value else None,
-  }
-  config = commands.override(_CONFIG.value, values)
-  workdir = _WORKDIR.value
-  run.train(
-    config,
-    workdir=workdir,
-    overwrite=_OVERWRITE.value,
-    restart_at=_RESTART.value,
-  )
-  print(
-    f"next: python scripts/eval.py --model {workdir}/export --keys KEYS "
-    "--data DOCUMENTS"
-  )
+  config, looking = begin()
+  workdir, documents = _WORKDIR.value, looking.require(jax.devices())
+  options = dict(overwrite=_OVERWRITE.value, restart_at=_RESTART.value)
+  run.train(config, workdir=workdir, documents=documents, **options)
+  command = f"scripts/eval.py --model {workdir}/export"
+  print(f"next: python {command} --keys KEYS --data DOCUMENTS")
 
 
 if __name__ == "__main__":
-  commands.run(main, before=lambda: processes.join(_JOIN.value))
+  commands.run(main, needs=("workdir",), before=begin)

@@ -331,7 +331,7 @@ CASES = {
   "L7": """
     text/corpus_test::test_row_ranges_together_equal_one_run
     text/corpus_test::test_columns_pass_through
-    commands_test::test_a_row_range_is_two_numbers
+    fields_test::test_a_row_range_is_two_numbers
     scoring/run_test::test_a_finished_document_is_not_scored_again""",
 }
 
@@ -447,7 +447,7 @@ FAULTS = {
   # log-probs of an engine that cut the prompt
   "silent-6": """
     evaluation/caveats_test::test_an_engine_that_cut_its_prompt_is_not_the_tokenizers_fault
-    evaluation/passes_test::test_what_an_engine_read_is_seen_from_its_log_probs""",
+    evaluation/foreign_test::test_what_an_engine_read_is_seen_from_its_log_probs""",
   # K + d beyond the row, in training
   "silent-7": """
     training/start_test::test_a_window_longer_than_a_row_is_refused
@@ -529,7 +529,7 @@ FAULTS = {
     commands_test::test_a_mistake_is_one_line_and_status_2""",
   # the model "."
   "sentence-9": """
-    evaluation/run_test::test_the_folder_one_is_in_has_a_name""",
+    evaluation/names_test::test_the_folder_one_is_in_has_a_name""",
   # a config without a model
   "sentence-10": """
     commands_test::test_a_mistake_is_one_line_and_status_2""",

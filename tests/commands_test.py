@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from support.command_line import ROOT, run
-from support.tiny_runs import make_config, save_models, write_jsonl
+from support.tiny_runs import save_models, write_jsonl
 
 from longctx_jax import commands
 
@@ -75,7 +75,9 @@ MISTAKES = {
   "a range of rows": (
     [SCORE, "--workdir=w", "--row_range=5"], "row_range='5' must be a:b"
   ),
-  "a flag that must be given": ([SCORE, "--model=m0"], "--workdir must have"),
+  "a flag that must be given": (
+    [SCORE, "--evaluator=m0"], "--workdir must have"
+  ),
   "a word without a flag": ([SCORE, "--workdir=w", "m0"], "without a flag: m0"),
   "a verb": (
     [REPORT, "comprae", "w"], "expected one of compare, html, correlate"
@@ -85,11 +87,11 @@ MISTAKES = {
   "no model": ([EVAL, "--data=c.jsonl"], "no model is named"),
   "no keys": ([EVAL, "--model=m", "--data=c.jsonl", "--keys=w"], "Score first"),
   "a model that is missing": (
-    [SCORE, "--workdir=w", "--data=c.jsonl", "--model=./m9"],
+    [SCORE, "--workdir=w", "--data=c.jsonl", "--evaluator=./m9"],
     "./m9: no such file or folder",
   ),
   "data that is missing": (
-    [SCORE, "--workdir=w", "--data=nothing/*.txt", "--model=m0"],
+    [SCORE, "--workdir=w", "--data=nothing/*.txt", "--evaluator=m0"],
     "nothing/*.txt matches no file",
   ),
   "a setting of the program that the config names": (
@@ -132,18 +134,18 @@ MISTAKES = {
     "no results in w/results",
   ),
   "a place without its package": (
-    [SCORE, "--workdir=w", "--model=m0", "--data=gs://b/k.jsonl"],
+    [SCORE, "--workdir=w", "--evaluator=m0", "--data=gs://b/k.jsonl"],
     "gs://b/k.jsonl needs a package that is not installed: pip install gcsfs",
   ),
   "a hub without a network": (
-    [SCORE, "--workdir=w", "--model=m0", "--data=hf://datasets/o/n/*.parquet"],
+    [SCORE, "--workdir=w", "--evaluator=m0", "--data=hf://datasets/o/n/*.parquet"],
     "hf://datasets/o/n/*.parquet can't be read: ",
   ),
   "results in a place without its package": (
     [REPORT, "compare", "s3://b/runs"], "pip install s3fs"
   ),
   "a dtype": (
-    [SCORE, "--workdir=w", "--data=c.jsonl", "--model=m0",
+    [SCORE, "--workdir=w", "--data=c.jsonl", "--evaluator=m0",
      "--config.scoring.dtype=bf16"],
     "scoring.dtype='bf16' is not one of float32, bfloat16, float16",
   ),
@@ -170,11 +172,11 @@ MISTAKES = {
     [EVAL, "--models_file=junk.bin"], "junk.bin is damaged"
   ),
   "a JSON file of another form": (
-    [SCORE, "--workdir=w", "--data=r/results/a.json", "--model=m0"],
+    [SCORE, "--workdir=w", "--data=r/results/a.json", "--evaluator=m0"],
     "a.json has no column 'text'; it has: name, reason",
   ),
   "an array that is cut off": (
-    [SCORE, "--workdir=w", "--data=cut.json", "--model=m0"],
+    [SCORE, "--workdir=w", "--data=cut.json", "--evaluator=m0"],
     "cut.json is one JSON array, and damaged at element 1",
   ),
   "a config that raises": (
@@ -185,19 +187,20 @@ MISTAKES = {
     [SCORE, "--config", "c.jsonl", "--workdir=w"], "c.jsonl is no config: it"
   ),
   "a config of another script": (
-    [SCORE, "--config={root}/configs/tiny.py", "--workdir=w", "--model=m0"],
+    [SCORE, "--config={root}/configs/tiny.py", "--workdir=w", "--evaluator=m0"],
     "tiny.py is made for another script: it has no field data.chunk_len, ",
   ),
   "a workdir without a name": ([SCORE, "--workdir="], "--workdir is empty"),
   "a workdir that is a file": (
-    [SCORE, "--workdir=c.jsonl", "--model=m0", "--data=c.jsonl"],
+    [SCORE, "--workdir=c.jsonl", "--evaluator=m0", "--data=c.jsonl"],
     "c.jsonl: File exists: it stands in the way, name another or move it",
   ),
   "a source without a name": (
-    [SCORE, "--workdir=w", "--model=m0", "--data="], "a source is empty"
+    [SCORE, "--workdir=w", "--evaluator=m0", "--data="], "a source is empty"
   ),
   "a size below nothing": (
-    [SCORE, "--workdir=w", "--model=m0", "--data=c.jsonl", "--max_length=-3"],
+    [SCORE, "--workdir=w", "--evaluator=m0", "--data=c.jsonl",
+     "--max_length=-3"],
     "data.max_length=-3 must be at least 0",
   ),
   "a chunk of nothing": (
@@ -205,15 +208,15 @@ MISTAKES = {
     "scoring.chunk=0 must be at least 1",
   ),
   "a pattern": (
-    [CONVERT, "--source=m0", "--target=c", "--allow_missing=["],
+    [CONVERT, "--model=m0", "--output=c", "--allow_missing=["],
     "the pattern '[' is no regular expression: ",
   ),
   "logits that are none": (
-    [CONVERT, "--source=m0", "--verify=junk.bin"], "junk.bin is no .npz file"
+    [CONVERT, "--model=m0", "--verify=junk.bin"], "junk.bin is no .npz file"
   ),
   "a full disk": (
     ["full.py", "{root}/" + SCORE, "--workdir=w", "--data=c.jsonl",
-     "--model=m0"],
+     "--evaluator=m0"],
     ": no space left on the disk. Free some, and the same command goes on",
   ),
   **{
@@ -223,7 +226,7 @@ MISTAKES = {
     for script, flag, *words in (
       (SCORE, "workdir"), (EVAL, "workdir"), (TRAIN, "workdir"),
       (DEMO, "workdir"), (CONTROLS, "workdir"),
-      (CONVERT, "target", "--source=m0"), (DATA, "output", "govreport"),
+      (CONVERT, "output", "--model=m0"), (DATA, "output", "govreport"),
       (REPORT, "output", "html", "r"),
     )
   },
@@ -236,7 +239,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """What each command of MISTAKES, and --help, left."""
+  """What each command of MISTAKES left."""
   folder = tmp_path_factory.mktemp("commands")
   (folder / "with.py").write_text(ON_A_MACHINE_WITH)
   (folder / "full.py").write_text(FULL_DISK)
@@ -258,8 +261,7 @@ def finished(tmp_path_factory):
   root = commands.__file__.rpartition("/longctx_jax/")[0]
   own = ("with.py", "full.py", "stop.py")
   given = {name: command for name, (command, _) in MISTAKES.items()}
-  given["help"] = [EVAL, "--help"]
-  missing = [SCORE, "--workdir=w", "--data=c.jsonl", "--model=./m9"]
+  missing = [SCORE, "--workdir=w", "--data=c.jsonl", "--evaluator=./m9"]
   given["verbose"] = [*missing, "--verbose"]
   for number in signal.SIGINT, signal.SIGTERM:
     stopped = ["stop.py", str(int(number)), f"{{root}}/{SCORE}", "--workdir=w"]
@@ -311,41 +313,7 @@ def test_a_signal_ends_in_one_line(finished, number, said):
 
 
 def test_the_first_line_says_what_it_runs_on(finished):
-  line = finished["no results"].out.splitlines()[0]
+  line = finished["no model"].out.splitlines()[0]
   assert re.fullmatch(r"jax [\d.]+ \| cpu x\d+ \| \d+ GiB", line)
   # Nothing is started for a mistake in the command line itself.
   assert finished["a flag"].out == ""
-
-
-def test_help_is_the_docstring_of_the_script(finished):
-  one = finished["help"]
-  assert one.status in (0, 1) and one.err == ""
-  assert "LongPPL and PPL of one or many models." in one.out
-  assert "--[no]per_token" in one.out and "--keys" in one.out
-
-
-def test_flags_that_are_not_given_leave_the_config_alone():
-  config = make_config(models=("a",), longppl__alpha=1.0).lock()
-  values = {"models": None, "data.sources": ["x", "y"], "longppl.alpha": None}
-  changed = commands.override(config, values | {"eval.per_token": False})
-  assert changed.models == ("a",) and changed.longppl.alpha == 1.0
-  assert changed.data.sources == ("x", "y") and changed.is_locked
-  with pytest.raises(KeyError, match="alhpa"):
-    commands.override(config, {"longppl.alhpa": 1.0})
-
-
-def test_models_come_from_flags_and_then_from_the_file(tmp_path):
-  path = tmp_path / "models.txt"
-  path.write_text("# the small ones\nB\n\n  C # \n")
-  assert commands.read_models(["A"], str(path)) == ["A", "B", "C #"]
-  assert commands.read_models(None, "") is None
-
-
-@pytest.mark.parametrize(
-  "text", ["", ":", "1:", "-1:2", "1:2:3", "a:b", "1 :2"]
-)
-def test_a_row_range_is_two_numbers(text):
-  assert commands.row_range("3:14") == (3, 14)
-  assert commands.row_range(None) is None
-  with pytest.raises(ValueError, match=re.escape(f"row_range={text!r}")):
-    commands.row_range(text)

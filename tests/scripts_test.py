@@ -1,6 +1,8 @@
 """The documented commands, as a user runs them, on tiny models (case L5)."""
 
 import ast
+import csv
+import io
 import json
 import math
 import re
@@ -27,7 +29,7 @@ SCORE, EVAL, REPORT = (
 # Thresholds apply to what is stored; windows are those of the store.
 THRESHOLDS = FLAGS[2:]
 COMMANDS = {
-  "score": [SCORE, "--model", "m0", "--data", "docs/*.txt", "--text_column",
+  "score": [SCORE, "--evaluator", "m0", "--data", "docs/*.txt", "--text_column",
             "text", "--workdir", "keys", *FLAGS],
   "next of score": [EVAL, "--keys", "keys", "--data=docs/*.txt",
                     "--text_column=text", "--model", "m1", "--workdir",
@@ -55,6 +57,7 @@ COMMANDS = {
   "markdown": [REPORT, "compare", "many", "--format", "markdown",
                "--baseline", "m1"],
   "csv": [REPORT, "compare", "many", "--format=csv"],
+  "two runs": [REPORT, "compare", "many", "foreign", "--format=csv"],
   "latex": [REPORT, "compare", "many", "--format=latex"],
   "correlate": [REPORT, "correlate", "many", "--benchmarks", "scores.csv"],
   "html": [REPORT, "html", "many", "--keys", "keys", "--data", "docs",
@@ -123,7 +126,10 @@ def result(folder, workdir, name):
 def test_a_documented_command_works(finished, name):
   one = finished[name]
   assert one.status == (2 if name in (INCOMPLETE, NOTHING) else 0), one.err
-  assert one.out.startswith("jax ") and "Traceback" not in one.err
+  # A table for a program is alone on stdout.
+  runs_a_model = COMMANDS[name][0] != REPORT
+  assert one.out.startswith("jax ") is runs_a_model
+  assert "Traceback" not in one.err
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -164,6 +170,10 @@ def test_a_failed_model_is_a_row_in_every_format(finished, folder):
     assert "m2" in finished[name].out
     assert "failed: FileNotFoundError" in finished[name].out
   assert "| m1 |" in finished["markdown"].out
+  rows = list(csv.DictReader(io.StringIO(finished["csv"].out)))
+  assert {row["model"] for row in rows} == {"m1", "m2", "missing"}
+  rows = list(csv.DictReader(io.StringIO(finished["two runs"].out)))
+  assert {"m1", "lab--A"} < {row["model"] for row in rows}
   assert finished["latex"].out.count(r"\\") >= 4
   assert "LongBench" in finished["correlate"].out
   assert "left out: missing" in finished["correlate"].out
@@ -218,16 +228,19 @@ def documented():
 
 def defined_flags(path):
   """Names in DEFINE calls of a file."""
-  return {
-    node.args[0].value
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.Call)
-    and ast.unparse(node.func).startswith("flags.DEFINE_")
-  }
+  names = set()
+  for node in ast.walk(ast.parse(path.read_text())):
+    called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    if called.startswith("flags.DEFINE_") and node.args:
+      names |= {getattr(node.args[0], "value", "")}
+    elif called == "fields.define_values":
+      names |= {keyword.arg for keyword in node.keywords}
+  return names
 
 
 def test_documented_flags_and_files_exist():
   shared = defined_flags(ROOT / "longctx_jax" / "commands.py")
+  shared |= defined_flags(ROOT / "longctx_jax" / "fields.py")
   shared |= {"config", "help"}
   found = list(documented())
   assert {name for _, name, _ in found} >= {"score", "eval", "report", "data"}

@@ -40,7 +40,8 @@ def check_dtype(name: str, *, field: str) -> None:
   """
   if name not in DTYPES:
     known = ", ".join(filter(None, DTYPES))
-    raise ValueError(f"{field}={name!r} is not one of {known}")
+    remedy = "; --weights int8 rounds what scores" if name == "int8" else ""
+    raise ValueError(f"{field}={name!r} is not one of {known}{remedy}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Verification:
 
   Attributes:
     positions: that were compared.
-    max_difference: largest |logit - reference|.
+    max_difference: largest abs(logit - reference).
     kl: mean over positions of KL(reference || model), in nats.
     loss: mean NLL of the next id, in nats.
     reference_loss: the reference's.

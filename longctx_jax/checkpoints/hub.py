@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from longctx_jax.text import tokenizer_files
 
@@ -17,6 +17,7 @@ _WEIGHTS = ("*.safetensors",)
 _LEFT_OUT = ("*/*", "consolidated*")
 # Until the hub counts as not there: an offline machine must not wait.
 _ASK_SECONDS = 3.0
+_REFUSALS = (401, 403)
 _ACCESS = (
   "accept its licence on its hub page and log in (`hf auth login`), give the "
   "path of a folder you have, or evaluate from published key tokens (--keys "
@@ -51,9 +52,10 @@ def resolve(name: str, *, weights: bool = True) -> tuple[pathlib.Path, str]:
   import huggingface_hub
   from huggingface_hub import constants, errors
 
-  commit, error = _ask(hub_id, revision)
+  info, error = _ask(hub_id, revision)
+  commit = info.sha if info else ""
   try:
-    if isinstance(error, errors.RepositoryNotFoundError):
+    if _is_refusal(error):
       raise error
     snapshot = huggingface_hub.snapshot_download(
       hub_id,
@@ -75,27 +77,114 @@ def resolve(name: str, *, weights: bool = True) -> tuple[pathlib.Path, str]:
   return snapshot, snapshot.name
 
 
-def _ask(hub_id: str, revision: str) -> tuple[str, Exception | None]:
-  """(commit, None), or ("", why there is none)."""
+def missing_bytes(name: str) -> int:
+  """Bytes of weights that `resolve` would download; 0 where the hub is mute.
+
+  Args:
+    name: as `resolve` takes it.
+  """
+  import huggingface_hub
+  from huggingface_hub import utils
+
+  if pathlib.Path(name).expanduser().exists():
+    return 0
+  hub_id, _, revision = name.partition("@")
+  info, _ = _ask(hub_id, revision, files_metadata=True)
+  sizes = _sizes(info)
+  wanted = utils.filter_repo_objects(
+    sizes, allow_patterns=_WEIGHTS, ignore_patterns=_LEFT_OUT
+  )
+  return sum(
+    sizes[file]
+    for file in wanted
+    if not isinstance(
+      huggingface_hub.try_to_load_from_cache(hub_id, file, revision=info.sha),
+      str,
+    )
+  )
+
+
+def list_data(hub_id: str) -> tuple[str, dict[str, int]]:
+  """Commit of a data set, and its files with their sizes in bytes.
+
+  Raises:
+    FileNotFoundError: the hub refuses it, or does not answer.
+  """
+  info, error = _ask(hub_id, "", kind="dataset", files_metadata=True)
+  if _is_refusal(error):
+    raise FileNotFoundError(_explain(hub_id, error)) from error
+  if error:
+    raise FileNotFoundError(
+      f"{hub_id} can't be had: the hub does not answer "
+      f"({type(error).__name__}). Check the connection (HF_ENDPOINT names "
+      "another hub), and give the command again"
+    ) from error
+  return info.sha, _sizes(info)
+
+
+def download(
+  hub_id: str, file: str, *, revision: str, folder: pathlib.Path
+) -> pathlib.Path:
+  """A file of a data set, brought to `folder`; goes on where it stopped.
+
+  Raises:
+    OSError: the connection broke; the same call goes on.
+  """
+  import huggingface_hub
+  from huggingface_hub import errors
+
+  try:
+    return pathlib.Path(
+      huggingface_hub.hf_hub_download(
+        hub_id, file, repo_type="dataset", revision=revision, local_dir=folder
+      )
+    )
+  except errors.HfHubHTTPError as refusal:
+    raise OSError(_explain(f"{file} of {hub_id}", refusal)) from refusal
+
+
+def _sizes(info: Any) -> dict[str, int]:
+  siblings = (info and info.siblings) or ()
+  return {file.rfilename: file.size or 0 for file in siblings}
+
+
+def _is_refusal(error: Exception | None) -> bool:
+  """Whether the hub answered that it does not give what it was asked for."""
+  from huggingface_hub import errors
+
+  if isinstance(error, errors.RepositoryNotFoundError):
+    return True
+  return (
+    isinstance(error, errors.HfHubHTTPError)
+    and error.response.status_code in _REFUSALS
+  )
+
+
+def _ask(
+  hub_id: str, revision: str, *, kind: str = "model", **options: Any
+) -> tuple[Any, Exception | None]:
+  """(what the hub says of a repository, None), or (None, why it does not)."""
   import huggingface_hub
 
   answer = []
 
   def ask():
     try:
-      info = huggingface_hub.HfApi().model_info(
-        hub_id, revision=revision or None, timeout=_ASK_SECONDS
+      api = huggingface_hub.HfApi()
+      look_up = api.dataset_info if kind == "dataset" else api.model_info
+      info = look_up(
+        hub_id, revision=revision or None, timeout=_ASK_SECONDS, **options
       )
-      answer.append((info.sha, None))
+      answer.append((info, None))
     except Exception as error:
       # Of whichever HTTP library this version of the hub's package uses.
-      answer.append(("", error))
+      answer.append((None, error))
 
   # The look-up of a host's address has no time limit of its own.
   thread = threading.Thread(target=ask, daemon=True)
   thread.start()
   thread.join(_ASK_SECONDS + 1)
-  return answer[0] if answer else ("", TimeoutError())
+  return answer[0] if answer else (None, TimeoutError())
 
 
 def _explain(name: str, refusal: errors.HfHubHTTPError) -> str:
@@ -104,11 +193,11 @@ def _explain(name: str, refusal: errors.HfHubHTTPError) -> str:
   status = refusal.response.status_code
   if isinstance(refusal, errors.GatedRepoError):
     return f"{name} is gated: {_ACCESS}"
-  if status in (401, 403):
+  if status in _REFUSALS:
     return (
       f"the hub refuses {name} ({status}): it is gated, private, or does not "
       f"exist. If it exists, {_ACCESS}"
     )
   if status == 404:
-    return f"{name}: no such model on the hub"
+    return f"{name}: no such model or data set on the hub"
   return f"{name}: the hub answers with status {status}; try again later"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import glob
@@ -9,7 +10,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +60,27 @@ def load_results(workdir: str | Path) -> list[ModelResult]:
       "first."
     )
   return [_load_result(files, root, path) for path in paths]
+
+
+def load_all(workdirs: Sequence[str | Path]) -> list[ModelResult]:
+  """The results of several workdirs, as `load_results` returns those of one.
+
+  A name that two of them hold gets the workdir in front, "W:name".
+
+  Raises:
+    ValueError: as `load_results`, or one workdir stands twice.
+  """
+  places = [str(workdir).rstrip("/") for workdir in workdirs]
+  if twice := [p for p, n in collections.Counter(places).items() if n > 1]:
+    raise ValueError(f"{twice[0]} is named twice: name each workdir once")
+  found = [(one, r) for one in places for r in load_results(one)]
+  uses = collections.Counter(result.name for _, result in found)
+  return [
+    result
+    if uses[result.name] == 1
+    else dataclasses.replace(result, name=f"{place}:{result.name}")
+    for place, result in found
+  ]
 
 
 def _load_result(
@@ -300,6 +328,7 @@ def locked(workdir: str | Path, name: str) -> Iterator[None]:
       ("documents", f"{stem}.parquet"),
       ("results", f"{stem}.json"),
       (f"tokens/{name}", "*"),
+      ("log_probs", f"{stem}.parquet"),
     ):
       runtime_files.remove_leftovers(Path(workdir) / folder, pattern)
     yield

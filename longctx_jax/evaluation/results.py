@@ -26,7 +26,7 @@ _REQUIRED = ("name", "reason", "longppl", "ppl")
 _NUMBERS = {"int | None": (int,), "float | None": (int, float)}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ModelResult:
   """LongPPL and PPL of one model over documents (paper, Eq. 6).
 
@@ -68,6 +68,8 @@ class ModelResult:
     max_length: ids that the model reads of a document; None where an engine
       elsewhere did.
     over_length: what becomes of longer ones.
+    sums_only: whether losses were summed on the devices: there is no log-prob
+      of a target, so no file of tokens.
     n_reused: documents whose log-probs were the evaluator's own.
     seconds, tokens_per_second, padding_share: of the passes.
     rope_tables: of the longest document and of a window.
@@ -111,6 +113,7 @@ class ModelResult:
   model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   max_length: int | None = None
   over_length: str = ""
+  sums_only: bool = False
   n_reused: int | None = None
   seconds: float | None = None
   tokens_per_second: float | None = None
@@ -227,6 +230,9 @@ class ModelResult:
   def failed(self) -> bool:
     """Whether the model ended with an error."""
     return self.reason.startswith(FAILED)
+
+  def __repr__(self) -> str:
+    return f"ModelResult({f'{self.name}: ' if self.name else ''}{self})"
 
   def __str__(self) -> str:
     def number(value: float | None) -> str:
@@ -345,6 +351,7 @@ def summarise(
         scores,
         manifest=keys,
         max_length=facts.get("max_length"),
+        model=facts.get("model"),
       )
     ),
     keys=keys.to_json() if keys else {},

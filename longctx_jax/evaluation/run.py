@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
+import itertools
 import pathlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from ml_collections import ConfigDict
 from longctx_jax.evaluation import (
   caveats,
   files,
+  log_probs,
+  names,
   passes,
   results,
 )
@@ -27,11 +30,14 @@ from longctx_jax.key_tokens import manifest as manifest_lib
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import failures, settings
+from longctx_jax.runtime import failures, settings, workers
 from longctx_jax.runtime.progress import Progress
-from longctx_jax.scoring import finder, setup
+from longctx_jax.scoring import finder, look_ahead, setup
 from longctx_jax.scoring import run as run_lib
 from longctx_jax.text.corpus import Corpus
+
+# Documents that are done and may wait to be written.
+_LINES_AHEAD = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +81,16 @@ def evaluate(
       f"chunk_len={config.data.chunk_len}: documents are cut for training; "
       "models are evaluated on whole ones"
     )
+  if config.eval.sums_only and config.eval.per_token:
+    raise ValueError(
+      "sums_only and per_token: with the first no log-prob of a target leaves "
+      "the devices, so there is none to write; leave one of them out"
+    )
   candidates = [
     Candidate(name, lambda path=path: setup.load_model(config, path))
-    for name, path in zip(
-      model_names(config.models), config.models, strict=True
-    )
+    for name, path in names.read(
+      config.models, form=config.scoring.weights
+    ).items()
   ]
   models = {candidate.name for candidate in candidates}
   if twice := models & {one.name for one in foreign}:
@@ -115,28 +126,6 @@ def evaluate(
       )
     )
   return found
-
-
-def model_names(paths: Sequence[str]) -> list[str]:
-  """Names of results: the hub id with "--" for "/", or the last path part.
-
-  Raises:
-    ValueError: two models of one name.
-  """
-  names = []
-  for path in paths:
-    is_hub_id = not pathlib.Path(path).exists() and path.count("/") == 1
-    # The absolute path: "." has no name of its own.
-    own = pathlib.Path(os.path.abspath(pathlib.Path(path).expanduser())).name
-    name = path.replace("/", "--") if is_hub_id else own
-    if not name:
-      raise ValueError(f"--model {path} has no name: name a folder of its own")
-    if name in names:
-      raise ValueError(
-        f"two models are called {name!r}: evaluate them into two workdirs"
-      )
-    names.append(name)
-  return names
 
 
 def evaluate_candidates(
@@ -236,11 +225,13 @@ def _evaluate_model(
   manifest = matched.store.manifest
   model = candidate.load()
   scorer = setup.make_scorer(config, model)
+  sums_only = config.eval.sums_only
   run = passes.Evaluation(
     scorer,
     manifest,
     max_length=setup.max_length_of(config, model),
     over_length=config.data.over_length,
+    summer=setup.make_summer(config, scorer) if sums_only else None,
   )
   facts = finder.identity(model)
   facts = {"name": facts.pop("evaluator")} | facts
@@ -255,8 +246,19 @@ def _evaluate_model(
   with files.open_ledger(
     workdir, candidate.name, made_with, overwrite=overwrite
   ) as ledger:
+    keeper = log_probs.Keeper(
+      workdir, candidate.name, log_probs.facts_of(facts, run.max_length)
+    )
+    if not (ledger.done and config.eval.log_probs):
+      keeper.start_anew()
     lines, scores = _evaluate_documents(
-      run, candidate.name, matched, ledger, workdir, config.eval.per_token
+      run,
+      candidate.name,
+      matched,
+      ledger,
+      workdir,
+      per_token=config.eval.per_token,
+      keeper=keeper if config.eval.log_probs else None,
     )
   documents = [line.document for line in lines]
   longest = max((one.n_tokens for one in documents), default=0) + 1
@@ -275,6 +277,7 @@ def _evaluate_model(
     model=facts,
     max_length=run.max_length,
     over_length=config.data.over_length,
+    sums_only=sums_only,
     n_reused=sum(line.reused for line in lines),
     seconds=seconds,
     # None where the model did not run: all log-probs were the evaluator's.
@@ -293,7 +296,9 @@ def _evaluate_documents(
   matched: Matched,
   ledger: files.Ledger,
   workdir: str | pathlib.Path,
+  *,
   per_token: bool,
+  keeper: log_probs.Keeper | None,
 ) -> tuple[list[Line], list[Mapping[str, Any]]]:
   """The line of each document of this corpus, and its scores in the store.
 
@@ -303,13 +308,12 @@ def _evaluate_documents(
   usage = run.scorer.usage
   progress = Progress(name, len(matched), usage)
   lines: list[Line] = []
-  scores, tokens = [], set()
-  checked = False
+  scores, tokens, identities = [], set(), []
 
   def pairs() -> Iterator[tuple[KeyTokens, str]]:
-    nonlocal checked
     for keys, document in matched:
       scores.append(keys.scores)
+      identities.append(log_probs.identity_of(keys))
       path = files.tokens_path(workdir, name, keys)
       tokens.add(path)
       line = ledger.find(keys)
@@ -319,28 +323,42 @@ def _evaluate_documents(
         lines.append(line)
         progress.skip()
         continue
-      text = document.text or ""
-      if not checked:
-        run.check_bos(document.text or "" for _, document in matched)
-        checked = True
-      yield keys, text
+      yield keys, document.text or ""
 
   def spent() -> tuple[float, int, int, int]:
     return progress.seconds, usage.tokens, usage.fed, usage.needed
 
-  before = (0.0, 0, 0, 0)
-  for done in run.evaluate(pairs()):
-    now = spent()
-    took = (b - a for a, b in zip(before, now, strict=True))
-    line = Line(done.result, done.reused, *took)
-    before = now
+  def write(done: passes.Evaluated, line: Line) -> None:
     if per_token and done.log_probs is not None:
       files.write_tokens(workdir, name, done)
+    if keeper and done.log_probs is not None:
+      keeper.add(done)
     if done.result.reason != "failed":
       ledger.append(line)
-    lines.append(line)
-    progress.advance()
+
+  before = (0.0, 0, 0, 0)
+  unread = pairs()
+  first = next(unread, None)
+  if first is not None:
+    run.check_bos(document.text or "" for _, document in matched)
+    unread = look_ahead.longest_first(
+      itertools.chain([first], unread), size=lambda pair: len(pair[1])
+    )
+  with (
+    contextlib.closing(run.evaluate(unread, ahead=True)) as evaluated,
+    workers.Writer(write, limit=_LINES_AHEAD) as writing,
+  ):
+    for done in evaluated:
+      now = spent()
+      took = (b - a for a, b in zip(before, now, strict=True))
+      line = Line(done.result, done.reused, *took)
+      before = now
+      writing.put(done, line)
+      lines.append(line)
+      progress.advance()
   progress.finish()
+  if keeper:
+    _log_kept(name, lines, *keeper.finish(identities))
   kept = tokens if per_token else ()
   removed = files.remove_other_tokens(workdir, name, kept)
   if removed:
@@ -350,3 +368,21 @@ def _evaluate_documents(
       removed,
     )
   return sorted(lines, key=lambda line: line.document.doc_index), scores
+
+
+def _log_kept(
+  name: str, lines: Sequence[Line], n_rows: int, n_bytes: int
+) -> None:
+  scored = [line.document.n_tokens for line in lines if line.document.n_tokens]
+  logging.info(
+    "%s: log-probs of %d of %d documents kept for other thresholds, %.1f MB, "
+    "%.1f bytes a target (--config.eval.log_probs=false keeps none)%s",
+    name,
+    n_rows,
+    len(scored),
+    n_bytes / 1e6,
+    n_bytes / max(sum(scored), 1),
+    ""
+    if n_rows == len(scored)
+    else "; the others were evaluated when none were kept: --overwrite",
+  )

@@ -6,7 +6,7 @@ probs are in nats, offsets are half-open and count characters (code points).
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,6 +15,7 @@ from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.paper import contrast
 from longctx_jax.paper import spans as spans_lib
 from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.text import corpus
 
 # Why a document has no key tokens; the first that applies.
 REASONS = (
@@ -32,7 +33,24 @@ REASONS = (
 _LOST_SCORES = ("copied_share", "n_mirror", "n_near_threshold")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+class KeyToken(NamedTuple):
+  """One key token, to be read.
+
+  Attributes:
+    text: its characters.
+    start, end: where they stand in the document.
+    long_prob: P(token | full context).
+    short_prob: P(token | only the last K tokens).
+  """
+
+  text: str
+  start: int
+  end: int
+  long_prob: float
+  short_prob: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class KeyTokens:
   """The key tokens of one document.
 
@@ -60,6 +78,7 @@ class KeyTokens:
     scores: scores of the document; None where there is no number.
     columns: columns of the corpus that pass through.
     manifest: how it was made; its thresholds are those of the mask.
+    text: the document, where the record was made from it; no store holds it.
   """
 
   doc_id: str
@@ -79,6 +98,61 @@ class KeyTokens:
   scores: dict[str, float | None]
   columns: dict[str, Any]
   manifest: Manifest
+  text: str | None = None
+
+  def __repr__(self) -> str:
+    counted = self.reason or (
+      f"{len(self.spans):,} spans"
+      if self.key_mask is None
+      else f"{int(self.key_mask.sum()):,} key tokens of {self.n_tokens:,}"
+    )
+    name = self.manifest.evaluator
+    return f"KeyTokens({self.doc_id!r}: {counted}, by {name})"
+
+  def require_text(self, text: str | None = None) -> str:
+    """The document's text: the one given, or the record's own.
+
+    Raises:
+      ValueError: there is neither, or it is another one.
+    """
+    text = self.text if text is None else text
+    if text is None:
+      raise ValueError(
+        f"the key tokens of document {self.doc_id!r} come without its text: "
+        "give it beside them"
+      )
+    if corpus.text_sha256(text) != self.text_sha256:
+      raise ValueError(
+        f"the key tokens of document {self.doc_id!r} were found in another text"
+      )
+    return text
+
+  def tokens(self, text: str | None = None) -> list[KeyToken]:
+    """The key tokens in their order, with their text and both probabilities.
+
+    Args:
+      text: the document; not needed where the record has it.
+
+    Raises:
+      ValueError: no text, or another one; or no log-probs are stored.
+    """
+    text = self.require_text(text)
+    if self.key_mask is None:
+      if self.reason:
+        return []
+      raise ValueError(
+        f"document {self.doc_id!r}: detail={self.manifest.detail} keeps no "
+        "log-probs of tokens"
+      )
+    return [
+      KeyToken(text[start:end], start, end, float(long), float(short))
+      for (start, end), long, short in zip(
+        self.offsets[self.key_mask].tolist(),
+        np.exp(self.long_log_probs[self.key_mask]),
+        np.exp(self.short_log_probs[self.key_mask]),
+        strict=True,
+      )
+    ]
 
   def with_thresholds(self, alpha: float, beta: float) -> "KeyTokens":
     """The same document under other thresholds; no model is needed.
@@ -100,8 +174,9 @@ class KeyTokens:
     if manifest.thresholds == self.manifest.thresholds:
       return self
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-    del fields["key_mask"], fields["spans"]
+    del fields["key_mask"], fields["spans"], fields["text"]
     found = make_key_tokens(**fields | {"manifest": manifest})
+    found = dataclasses.replace(found, text=self.text)
     if found.key_mask is None:
       return found
     n_keys = int(found.key_mask.sum())
@@ -112,6 +187,26 @@ class KeyTokens:
     }
     known = {name: counts[name] for name in self.scores if name in counts}
     return dataclasses.replace(found, scores={**self.scores, **known})
+
+  def long_log_probs_at(self, offsets: np.ndarray) -> np.ndarray:
+    """The log-probs of those targets that are here too; NaN for the others.
+
+    Args:
+      offsets: characters of another model's targets [T, 2]. Of several at one
+        place the first is taken, on both sides.
+
+    Returns:
+      float32 [T], nats.
+    """
+    found = np.full(len(offsets), np.nan, np.float32)
+    if self.long_log_probs is not None:
+      theirs, own = (
+        pairs[:, 0] * (self.n_chars + 1) + pairs[:, 1]
+        for pairs in (offsets, self.offsets)
+      )
+      _, there, here = np.intersect1d(theirs, own, return_indices=True)
+      found[there] = self.long_log_probs[here]
+    return found
 
   def to_slices(self, path: str | os.PathLike) -> None:
     """Writes the spans as the reference's slice file.

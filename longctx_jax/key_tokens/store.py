@@ -32,7 +32,7 @@ _ROW_BYTES, _SCHEMA_BYTES = 512, 8192
 _NAMED_IDS = 5
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class KeyTokenStore:
   """Key tokens by document, each loaded when it is asked for.
 
@@ -46,6 +46,13 @@ class KeyTokenStore:
   manifest: Manifest
   hashes: dict[str, str] = dataclasses.field(repr=False)
   _load: Callable[[str], KeyTokens] = dataclasses.field(repr=False)
+
+  def __repr__(self) -> str:
+    windows = self.manifest.windows
+    return (
+      f"KeyTokenStore({len(self):,} documents, by {self.manifest.evaluator}, "
+      f"K={windows.short_len}, d={windows.stride})"
+    )
 
   def __len__(self) -> int:
     return len(self.hashes)
@@ -73,6 +80,13 @@ class KeyTokenStore:
     )
 
 
+def folder_of(place: str | os.PathLike) -> pathlib.Path:
+  """The folder of a store, which a workdir has in it."""
+  folder = pathlib.Path(place)
+  nested = folder / "key_tokens"
+  return nested if nested.is_dir() else folder
+
+
 def read_store(folder: str | os.PathLike) -> KeyTokenStore:
   """Opens a store; arrays are read when a document is asked for.
 
@@ -83,9 +97,7 @@ def read_store(folder: str | os.PathLike) -> KeyTokenStore:
     FileNotFoundError: no manifest there.
     ValueError: a damaged part or manifest, or one document in two rows.
   """
-  folder = pathlib.Path(folder)
-  nested = folder / "key_tokens"
-  folder = nested if nested.is_dir() else folder
+  folder = folder_of(folder)
   manifest = folder_lib.read_manifest(folder)
   if manifest is None:
     raise FileNotFoundError(

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from longctx_jax.model import sharding
 from longctx_jax.model.config import ModelConfig
+from longctx_jax.model.int8 import Int8Kernel
 
 ACTIVATIONS = {
   "silu": jax.nn.silu,
@@ -26,23 +27,25 @@ def _along_last(
   return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
-# Which axis of the mesh splits each dimension of a kernel [in, out]: of a map
+# Which axes of the mesh split each dimension of a kernel [in, out]: of a map
 # into heads or hidden units, and of one out of them.
-INTO = ("fsdp", "tensor")
-OUT_OF = ("tensor", "fsdp")
-_Axes = tuple[str | None, str | None]
+INTO = (sharding.PARAMETER_AXES, "tensor")
+OUT_OF = ("tensor", sharding.PARAMETER_AXES)
+_Axis = str | tuple[str, ...] | None
+_Axes = tuple[_Axis, _Axis]
 
 
 def _multiply(
-  x: Float[Array, "*S I"], kernel: Float[Array, "I O"], summed: str | None
+  x: Float[Array, "*S I"], kernel: Float[Array, "I O"], summed: _Axis
 ) -> Float[Array, "*S O"]:
   """x @ kernel, summed in float32 and rounded once.
 
   A CPU's bfloat16 units give float32: a product that is to give bfloat16 is
   computed without them. Elsewhere a result in float32 doubles what is written,
-  and is asked for where shards of the `summed` axis are added up.
+  and is asked for where shards of the summed dimension are added up: those of
+  "tensor", over which alone a gathered kernel is split.
   """
-  shards = sharding.axis_size(summed) if summed else 1
+  shards = sharding.axis_size("tensor") if summed == "tensor" else 1
   if not sharding.on_cpu() and shards == 1:
     return x @ kernel
   product = jnp.dot(x, kernel, preferred_element_type=jnp.float32)
@@ -85,6 +88,20 @@ def _product_backward(
 _product.defvjp(_product_forward, _product_backward)
 
 
+def _int8_product(
+  axes: _Axes, x: Float[Array, "*S I"], kernel: Int8Kernel
+) -> Float[Array, "*S O"]:
+  """x @ values * scale, summed and scaled in float32, rounded once.
+
+  Bytes are what is gathered. All integers of a byte are bfloat16 numbers: the
+  cast loses nothing, and XLA makes it on the way into the product.
+  """
+  values = sharding.gather(kernel.values, axes).astype(x.dtype)
+  scale = sharding.gather(kernel.scale, axes[1:])
+  product = jnp.dot(x, values, preferred_element_type=jnp.float32)
+  return (product * _along_last(scale, product)).astype(x.dtype)
+
+
 class RMSNorm(nnx.Module):
   """x / rms(x) * scale, in float32, cast once at the end.
 
@@ -103,12 +120,6 @@ class RMSNorm(nnx.Module):
     normed = wide * jax.lax.rsqrt(mean_square + self.eps)
     scale = _along_last(self.scale[...].astype(jnp.float32), x)
     return (normed * (self.shift + scale)).astype(x.dtype)
-
-
-# Which axis of the mesh splits each dimension of a kernel, [in, out]: that of a
-# map into heads or hidden units, and of one back out of them.
-INTO = ("fsdp", "tensor")
-OUT_OF = ("tensor", "fsdp")
 
 
 class Linear(nnx.Module):
@@ -131,7 +142,9 @@ class Linear(nnx.Module):
 
   def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
     """Maps the last axis."""
-    x = _product(self.axes, x, self.kernel[...])
+    kernel = self.kernel.get_value()
+    multiply = _int8_product if isinstance(kernel, Int8Kernel) else _product
+    x = multiply(self.axes, x, kernel)
     return x + _along_last(self.bias[...], x) if self.has_bias else x
 
 

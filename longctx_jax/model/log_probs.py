@@ -47,7 +47,7 @@ def target_log_probs(
   """
   batch, length, dim = hidden.shape
   # Once, and not for each chunk.
-  head = sharding.gather(head, ("tensor", "fsdp"))
+  head = sharding.gather(head, ("tensor", sharding.PARAMETER_AXES))
   chunk = min(chunk, length)
   padding = -length % chunk
   hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0)))

@@ -11,7 +11,14 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import attention, layers, log_probs, rope, sharding
+from longctx_jax.model import (
+  attention,
+  layers,
+  log_probs,
+  rope,
+  row_parts,
+  sharding,
+)
 from longctx_jax.model import remat as remat_lib
 from longctx_jax.model.attention_spec import AttentionSpec
 from longctx_jax.model.config import ModelConfig
@@ -109,6 +116,7 @@ class _Pass:
     tables: cos and sin of each RoPE table.
     gains: factors on queries of each RoPE table; None is none.
     segment_ids: documents of packed rows.
+    in_parts: whether rows are parts of rows.
     backend: of attention.
   """
 
@@ -116,6 +124,7 @@ class _Pass:
   tables: list[tuple[Float[Array, "B S R"], Float[Array, "B S R"]]]
   gains: list[Float[Array, "B S"] | None]
   segment_ids: Int[Array, "B S"] | None
+  in_parts: bool
   backend: str
 
   @property
@@ -145,7 +154,13 @@ class _Pass:
       )
       k = rope.apply_rope(k, self.tables[table])
       return attention.attention(
-        q, k, v, spec, segment_ids=self.segment_ids, backend=self.backend
+        q,
+        k,
+        v,
+        spec,
+        segment_ids=self.segment_ids,
+        in_parts=self.in_parts,
+        backend=self.backend,
       )
 
     return run
@@ -198,6 +213,7 @@ class Transformer(nnx.Module):
     segment_ids: Int[Array, "B S"] | None = None,
     lengths: Int[Array, "*N"] | None = None,
     score_rows: tuple[int, int] | None = None,
+    in_parts: bool = False,
     backend: str = "blockwise",
     remat: str = "none",
   ) -> Float[Array, "B T D"]:
@@ -213,6 +229,9 @@ class Transformer(nnx.Module):
       score_rows: static (start, stop): the only rows whose output is needed.
         The last layer computes queries and MLP only there. For inference: the
         layers are scanned by index, which costs memory under gradient.
+      in_parts: whether rows are parts of longer rows, as `row_parts.split`
+        makes them of ids, positions, segment ids and lengths; so is the result.
+        The mesh axis "context" then splits rows, and else the batch.
       backend: one of `attention.BACKENDS`.
       remat: what is kept of each block for the backward pass: one of
         `remat.POLICIES`.
@@ -223,10 +242,12 @@ class Transformer(nnx.Module):
     Raises:
       ValueError: for packed rows with an attention sink, which is counted from
         the start of the row and not of the document, or without the lengths
-        that their RoPE tables depend on.
+        that their RoPE tables depend on; for `score_rows` of parts.
     """
+    if in_parts and score_rows is not None:
+      raise ValueError(f"score_rows={score_rows} of rows in parts")
     passing = self._start_pass(
-      ids, positions, segment_ids, lengths, backend=backend
+      ids, positions, segment_ids, lengths, in_parts=in_parts, backend=backend
     )
     x = self._embed(ids)
     if score_rows is None:
@@ -240,6 +261,7 @@ class Transformer(nnx.Module):
     segment_ids: Int[Array, "B S"] | None,
     lengths: Int[Array, "*N"] | None,
     *,
+    in_parts: bool,
     backend: str,
   ) -> _Pass:
     """What all layers share, from the arguments of a call."""
@@ -251,8 +273,11 @@ class Transformer(nnx.Module):
         raise ValueError(
           f"{config.describe_rope()}: packed documents need their lengths"
         )
-      lengths = jnp.full(ids.shape[:1], ids.shape[1])
-    if positions is None:
+      parts = row_parts.count() if in_parts else 1
+      lengths = jnp.full(ids.shape[:1], ids.shape[1] * parts)
+    if positions is None and in_parts:
+      positions = row_parts.positions(*ids.shape)
+    elif positions is None:
       positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
     return _Pass(
       config=config,
@@ -262,6 +287,7 @@ class Transformer(nnx.Module):
       ],
       gains=[rope.query_gain(table, positions) for table in config.ropes],
       segment_ids=segment_ids,
+      in_parts=in_parts,
       backend=backend,
     )
 

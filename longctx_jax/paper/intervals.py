@@ -2,10 +2,10 @@
 
 An interval speaks of documents like those that were read, so the document is
 the unit: key tokens of one are not independent. Every interval here is the
-same one. With theta = sum of NLL / tokens over C clusters and theta_-i the
+same one. With theta = sum of NLL / tokens over C clusters and theta(i) the
 same without cluster i,
 
-  theta -+ t(C - 1) * sqrt(sum_i (theta_-i - theta)^2),
+  theta -+ t(C - 1) * sqrt(sum_i (theta(i) - theta)^2),
 
 and exp of it. The classical factor (C - 1) / C is left out: with clusters of
 very unequal size it makes the interval too short. docs/results.md has the

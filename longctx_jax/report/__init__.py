@@ -4,11 +4,14 @@ Doors, for other rooms:
   comparison: models side by side: the table
   correlation: scores against benchmarks
   heatmap: a document as a heat map of LSD
+  cell: a heat map in a notebook
   figures: figures as inline SVG
   page: one HTML page
+  sweep_plot: LongPPL at other thresholds: the table and its picture
   tables: tables as text, Markdown, CSV or LaTeX
 
 Inside:
+  sweep: LongPPL at other thresholds and windows, without a model
   alike: which results may stand side by side
 """
 
@@ -16,7 +19,9 @@ __all__ = [
   "comparison",
   "correlation",
   "heatmap",
+  "cell",
   "figures",
   "page",
+  "sweep_plot",
   "tables",
 ]

@@ -12,6 +12,13 @@ from longctx_jax.paper import intervals, perplexity
 from longctx_jax.report import alike, tables
 
 SELF_EVALUATED = "Self-evaluated (not ranked)"
+FAILED = "Failed (the notes say why)"
+_COLUMNS = (
+  "Key tokens: those of the model that lie in the evaluator's key spans; key "
+  "regions: runs of them with gaps of at most 16 tokens; keys covered: share "
+  "of the spans' characters in them; top 5: share of the key tokens in the "
+  "five documents with most."
+)
 
 
 @dataclass(frozen=True)
@@ -88,15 +95,18 @@ def compare_table(
   """The comparison as text, markdown, csv (full precision) or latex.
 
   Sorted by LongPPL. Self-evaluated models are listed after the others: their
-  LongPPL is bounded by construction and ranks against nothing. Arguments and
-  errors as `comparison_rows` and `tables.format_table`.
+  LongPPL is bounded by construction and ranks against nothing. Below the table
+  stand what its columns mean and the notes, each once with the models that it
+  is of; a CSV has a column for them. Arguments and errors as `comparison_rows`
+  and `tables.format_table`.
   """
   rows = comparison_rows(results, baseline=baseline, force=force)
   if fmt == "csv":
     return _csv(rows, baseline)
-  return tables.format_table(
+  table = tables.format_table(
     table_header(baseline), table_groups(rows, baseline), fmt=fmt
   )
+  return table + tables.format_notes([_COLUMNS, *table_notes(rows)], fmt=fmt)
 
 
 def run_table(
@@ -121,24 +131,27 @@ def table_header(baseline: str) -> list[str]:
   """Names of the columns that `table_groups` fills."""
   versus = [f"vs {baseline}"] if baseline else []
   header = ["Model", "LongPPL", "95% interval", *versus, "PPL", "Documents"]
-  return [*header, "Keys", "Regions", "Coverage", "Top 5", "Notes"]
+  return [*header, "Key tokens", "Key regions", "Keys covered", "Top 5"]
+
+
+def table_notes(rows: Sequence[Row]) -> list[str]:
+  """What a reader must know, each once, with the models that it is of."""
+  models: dict[str, list[str]] = {}
+  for row in rows:
+    for note in row.notes:
+      models.setdefault(note, []).append(row.result.name)
+  return [f"{', '.join(names)}: {note}" for note, names in models.items()]
 
 
 def table_groups(
   rows: Sequence[Row], baseline: str
 ) -> list[tuple[str, list[list[str]]]]:
-  """Printed cells of the ranked and of the self-evaluated models."""
-  return [
-    (
-      title,
-      [
-        _cells(row, baseline)
-        for row in rows
-        if row.result.self_evaluated is own
-      ],
-    )
-    for title, own in (("", False), (SELF_EVALUATED, True))
-  ]
+  """Printed cells of the ranked, the self-evaluated and the failed models."""
+  groups = {"": [], SELF_EVALUATED: [], FAILED: []}
+  for row in rows:
+    title = SELF_EVALUATED if row.result.self_evaluated else ""
+    groups[FAILED if row.result.failed else title].append(_cells(row, baseline))
+  return list(groups.items())
 
 
 def ppl_text(value: float | None) -> str:
@@ -262,7 +275,6 @@ def _cells(row: Row, baseline: str) -> list[str]:
     count_text(result.n_key_regions),
     "-" if coverage is None else f"{coverage:.2f}",
     share_text(result.top5_documents_share),
-    "; ".join(row.notes),
   ]
 
 

@@ -152,6 +152,18 @@ def _plot(rows: Sequence[Row], **options: Any) -> str:
 
 def _write(template: str, output: str | Path, **values: Any) -> None:
   urls.require_local(output, flag="output")
+  page = render(template, **values)
+  # A lone surrogate in a document's text has no UTF-8.
+  Path(output).write_text(page, encoding="utf-8", errors="replace")
+
+
+def render(template: str, **values: Any) -> str:
+  """A template of this room, filled.
+
+  Args:
+    template: its file.
+    values: what it names; a name without a value is an error.
+  """
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -162,9 +174,7 @@ def _write(template: str, output: str | Path, **values: Any) -> None:
   environment.filters["ppl"] = comparison.ppl_text
   environment.filters["interval"] = comparison.interval_text
   shared = {"card": False, "edges": heatmap.edge_labels()}
-  page = environment.get_template(template).render(shared | values)
-  # A lone surrogate in a document's text has no UTF-8.
-  Path(output).write_text(page, encoding="utf-8", errors="replace")
+  return environment.get_template(template).render(shared | values)
 
 
 def _manifest(results: Sequence[ModelResult]) -> Mapping[str, Any]:
@@ -222,6 +232,4 @@ def _notes(
       "short context look worse by a factor of at least "
       f"exp({alpha:g}) = {math.exp(alpha):.2f}. Neither is a finding."
     )
-  return notes + [
-    f"{row.result.name}: {note}" for row in rows for note in row.notes
-  ]
+  return notes + comparison.table_notes(rows)

@@ -49,6 +49,19 @@ def format_table(
   return _WRITERS[fmt](list(header), groups)
 
 
+def format_notes(notes: Sequence[str], *, fmt: str) -> str:
+  """Sentences below a table, each a paragraph; as `format_table`."""
+  lines = []
+  for note in notes:
+    note = " ".join(note.split())
+    if fmt == "latex":
+      note = rf"\par\footnotesize {note.translate(_LATEX)}"
+    elif fmt == "markdown":
+      note = f"- {_escaped(note)}"
+    lines.append(f"{note}\n")
+  return "".join(["\n", *lines])
+
+
 def _text(header: list[str], groups: _Groups) -> str:
   rows = [header, *(row for _, group in groups for row in group)]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -65,10 +78,13 @@ def _text(header: list[str], groups: _Groups) -> str:
   return "\n".join(lines) + "\n"
 
 
+def _escaped(cell: str) -> str:
+  return re.sub(r"[|*`<\\]", r"\\\g<0>", cell)
+
+
 def _markdown(header: list[str], groups: _Groups) -> str:
   def line(row: Sequence[str]) -> str:
-    cells = (re.sub(r"[|*`<\\]", r"\\\g<0>", cell) for cell in row)
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(map(_escaped, row))} |"
 
   rules = [":--", *["--:"] * (len(header) - 2), ":--"]
   lines = [line(header), line(rules)]

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXT = re.compile(
@@ -34,6 +34,15 @@ _REMEDIES = (
 )
 _LENGTH = 600  # characters of a sentence
 _REASON = 200  # characters of what a library says
+
+
+class Several(ValueError):
+  """Faults that were found together, a sentence each."""
+
+  def __init__(self, sentences: Sequence[str]):
+    """Keeps the sentences, in order."""
+    super().__init__("; ".join(sentences))
+    self.sentences = tuple(sentences)
 
 
 @contextlib.contextmanager

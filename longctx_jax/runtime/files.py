@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import shutil
 import uuid
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -57,6 +58,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
   """Writes UTF-8 text as a file that appears whole; see `appearing`."""
   with appearing(path) as file:
     file.write(text.encode())
+
+
+def disk_of(path: str | os.PathLike[str]) -> tuple[pathlib.Path, int]:
+  """The folder at or above a path that is there, and bytes free on its disk."""
+  path = pathlib.Path(path).expanduser().absolute()
+  there = next(place for place in (path, *path.parents) if place.exists())
+  return there, shutil.disk_usage(there).free
 
 
 def remove_leftovers(folder: str | os.PathLike[str], pattern: str) -> None:

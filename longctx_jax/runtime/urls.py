@@ -77,12 +77,17 @@ def reaching(place: str | os.PathLike[str]) -> Iterator[None]:
   """
   try:
     yield
-  except (ValueError, ImportError, FileNotFoundError):
+  except (ValueError, ImportError):
     raise
   except Exception as error:
-    if not scheme(place):
+    if not scheme(place) or str(place) in str(error):
       raise
     reason = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+    if isinstance(error, FileNotFoundError):
+      raise FileNotFoundError(
+        f"{place} does not exist ({reason}): check the name, and the access to "
+        "it"
+      ) from error
     raise OSError(
       f"{place} can't be read: {type(error).__name__}: {reason}. Check the "
       "name, the connection and the access to it, or copy the files here and "

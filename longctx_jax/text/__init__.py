@@ -7,6 +7,7 @@ Doors, for other rooms:
   tokenizer: token ids with verified character offsets
   chunks: documents cut as training cuts them
   token_cache: a corpus tokenised and cut once
+  prepared: data sets that a command of ours prepared as Parquet
 
 Inside:
   json_rows: rows of JSON lines, or of one array
@@ -22,4 +23,5 @@ __all__ = [
   "tokenizer",
   "chunks",
   "token_cache",
+  "prepared",
 ]

@@ -204,7 +204,7 @@ def open_corpus(
   files = []
   for source in sources:
     if str(source).startswith(tfds_files.PREFIX):
-      files.append(tfds_files.open_split(str(source)))
+      files += tfds_files.open_split(str(source))
     else:
       files += row_files.open_files(str(source), text_column=text_column)
   if not files:

@@ -1,13 +1,9 @@
 """Data sets of tensorflow-datasets that were prepared before, row by row.
 
-Reading needs no TensorFlow, preparing does. PG-19, once, on any machine:
-
-  pip install tensorflow
-  python -c "import tensorflow_datasets as tfds;
-  tfds.builder('pg19', file_format='array_record').download_and_prepare()"
-
-From then on its source is tfds:pg19/train, its text column book_text and its
-id column book_id, here and wherever the folder is copied to.
+Reading needs no TensorFlow. PG-19 is prepared once, on any machine, by
+`python scripts/data.py pg19`, with TensorFlow or without (see `prepared`). From
+then on its source is tfds:pg19/train, its text column book_text and its id
+column book_id, here and wherever the folder is copied to.
 """
 
 from __future__ import annotations
@@ -18,18 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from longctx_jax.text import prepared
 from longctx_jax.text.row_files import Row, RowFile
 
 PREFIX = "tfds:"
 
 
-def open_split(source: str) -> RowFile:
-  """Opens a split as a file of rows.
+def open_split(source: str) -> list[RowFile]:
+  """Opens a split as files of rows.
 
   Args:
     source: "tfds:NAME/SPLIT", where NAME is looked for in TFDS_DATA_DIR or
       ~/tensorflow_datasets, or "tfds:FOLDER/SPLIT" with the folder that holds
-      its dataset_info.json. SPLIT may be a part, as train[:100].
+      its dataset_info.json. SPLIT may be a part, as train[:100], of what
+      tensorflow-datasets prepared.
 
   Raises:
     FileNotFoundError: it was not prepared; the message says how to.
@@ -37,6 +35,9 @@ def open_split(source: str) -> RowFile:
       array_record; no such split.
   """
   name, _, split = source.removeprefix(PREFIX).rpartition("/")
+  if prepared.is_whole(name):
+    return prepared.open_split(name, split)
+  _require_prepared(name, source)
   builder = _find(name, source)
   if builder.info.file_format.value != "array_record":
     raise ValueError(
@@ -56,7 +57,21 @@ def open_split(source: str) -> RowFile:
 
   version = f"{builder.info.full_name} {len(rows)}"
   columns = tuple(builder.info.features)
-  return RowFile(source, columns, len(rows), read, version=version)
+  return [RowFile(source, columns, len(rows), read, version=version)]
+
+
+def _require_prepared(name: str, source: str) -> None:
+  """Raises FileNotFoundError, at once, for what a command of ours prepares."""
+  place, command = prepared.home() / name, prepared.command(name)
+  if command and not any(place.glob("*/dataset_info.json")):
+    problem, does = "is not prepared", "does it once"
+    if prepared.is_begun(name):
+      problem, does = "is prepared in part", "goes on with it"
+    raise FileNotFoundError(
+      f"{source} {problem} in {place}: `{command}` {does}; or copy the folder "
+      "of one who did (TFDS_DATA_DIR names another than "
+      f"{prepared.home()})"
+    )
 
 
 def _find(name: str, source: str) -> Any:

@@ -2,6 +2,7 @@
 
 Doors, for other rooms:
   run: trains, or goes on with a training
+  preflight: what a run lacks, all at once
   program: the compiled step; the jit is there
   losses: weighted likelihood losses, and which weights targets carry
   step: one pure training step
@@ -11,6 +12,7 @@ Doors, for other rooms:
   rows: documents packed into rows of a fixed length
   checkpoint: state, data position and settings, by Orbax
   metrics: a line per interval, and TensorBoard events
+  config: the settings of the parts
 
 Inside:
   start: where a run begins, or goes on
@@ -21,11 +23,11 @@ Inside:
   stored_weights: weights from a key-token store
   context: another RoPE table for the same weights
   validation: LongPPL on held-out documents
-  config: the settings of the parts
 """
 
 __all__ = [
   "run",
+  "preflight",
   "program",
   "losses",
   "step",
@@ -34,4 +36,5 @@ __all__ = [
   "rows",
   "checkpoint",
   "metrics",
+  "config",
 ]

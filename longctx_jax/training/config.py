@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from longctx_jax.checkpoints import convert
 from longctx_jax.model import defaults, parameters, remat
+from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.paper.windows import Windows
@@ -44,7 +45,6 @@ _FACTS = "model.facts."
 
 def check_config(config: ConfigDict) -> None:
   """Raises ValueError for settings that no run can have; touches no device."""
-  machine.require_array_record()
   if not config.model.path:
     raise ValueError(
       "no model is named: give --model, a folder, a hub id or a .gguf file"
@@ -86,6 +86,7 @@ def check_config(config: ConfigDict) -> None:
       f"eval.every={config.eval.every} needs eval.key_tokens, the workdir of "
       "held-out documents that scripts/score.py scored; eval.every=0 is off"
     )
+  machine.require_array_record()
 
 
 def data_config(
@@ -127,9 +128,19 @@ def adapted(config: ConfigDict, model: LoadedModel) -> LoadedModel:
   """The model with the attention and RoPE table that it is trained to.
 
   Raises:
+    ValueError: see `adapted_facts`.
+  """
+  facts = adapted_facts(config, model.config)
+  graphdef, _ = parameters.abstract_model(facts, jnp.dtype(jnp.float32))
+  return dataclasses.replace(model, config=facts, graphdef=graphdef)
+
+
+def adapted_facts(config: ConfigDict, facts: ModelConfig) -> ModelConfig:
+  """The facts of a checkpoint as those of the model in training.
+
+  Raises:
     ValueError: see `rope_override`; or rows longer than the table reaches.
   """
-  facts = model.config
   table = {name: value for name, value in config.model.rope.items() if value}
   if config.model.full_attention:
     facts = facts.with_attention(window=0, sink_len=0)
@@ -138,12 +149,11 @@ def adapted(config: ConfigDict, model: LoadedModel) -> LoadedModel:
   if config.data.seq_len > facts.max_position:
     raise ValueError(
       f"seq_len={config.data.seq_len} is more than the {facts.max_position} "
-      f"positions of {model.name} ({facts.describe_rope()}): extend it, e.g. "
-      "--config.model.rope.rope_type=linear --config.model.rope.factor=8 "
+      f"positions of {config.model.path} ({facts.describe_rope()}): extend it, "
+      "e.g. --config.model.rope.rope_type=linear --config.model.rope.factor=8 "
       f"--config.model.rope.max_position={config.data.seq_len}"
     )
-  graphdef, _ = parameters.abstract_model(facts, jnp.dtype(jnp.float32))
-  return dataclasses.replace(model, config=facts, graphdef=graphdef)
+  return facts
 
 
 def identity(

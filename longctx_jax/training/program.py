@@ -14,7 +14,7 @@ from absl import logging
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from longctx_jax.model import defaults, sharding
+from longctx_jax.model import defaults, row_parts, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.training import config as config_lib
 from longctx_jax.training import optimizer
@@ -46,6 +46,7 @@ def compile_step(
     model.config,
     dtype=dtype,
     packed=config.data.packing,
+    in_parts=model.mesh.shape[row_parts.AXIS] > 1,
   )
   remat = defaults.remat(config.model.remat)
   step = step_lib.make_train_step(
@@ -146,9 +147,18 @@ def describe_state(
 def place_batch(
   batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh
 ) -> dict[str, jax.Array]:
-  """This process's rows of a batch, onto the mesh."""
-  split = sharding.batch_sharding(mesh)
-  return {
-    name: jax.make_array_from_process_local_data(split, array)
-    for name, array in batch.items()
-  }
+  """This process's rows of a batch (`sharding.row_share`), onto the mesh.
+
+  A device gets the positions that it has of a row, and the plan of all of its
+  windows.
+  """
+  _, shares = sharding.row_share(mesh)
+  placed = {}
+  for name, array in batch.items():
+    split = sharding.row_sharding(
+      mesh, by_position=array.shape == batch["inputs"].shape
+    )
+    placed[name] = jax.make_array_from_process_local_data(
+      split, array, (len(array) * shares, *array.shape[1:])
+    )
+  return placed

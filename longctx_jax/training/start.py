@@ -11,8 +11,9 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from longctx_jax.checkpoints import hub, loading
-from longctx_jax.model import sharding
+from longctx_jax.model import row_parts, sharding
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.text.corpus import Corpus
 from longctx_jax.text.tokenizer import TextTokenizer
 from longctx_jax.training import config as config_lib
 from longctx_jax.training import data, optimizer, program, rows
@@ -74,6 +75,7 @@ def start(
   workdir: pathlib.Path,
   *,
   restart_at: int | None = None,
+  documents: Corpus | None = None,
 ) -> Run:
   """The run as a checkpoint left it, or at step 0.
 
@@ -84,6 +86,7 @@ def start(
     restart_at: step of the checkpoint to go on from with a new optimizer: its
       moments start at zero, its schedule at this step. Later checkpoints are
       removed. None: the last one, with the optimizer that it has.
+    documents: those of the config, where they are open already.
 
   Raises:
     ValueError: another run, or settings that don't fit model, data or devices.
@@ -93,11 +96,14 @@ def start(
   rows.require_batch_size(
     config.data.batch_size,
     accumulate=config.optimizer.accumulate,
-    ways=sharding.batch_ways(mesh),
+    ways=sharding.row_ways(mesh),
+  )
+  row_parts.require_length(
+    config.data.seq_len, mesh.shape[row_parts.AXIS], name="data.seq_len"
   )
   data_config = config_lib.data_config(config, workdir)
   # What is missing is said before weights are read.
-  documents = data.open_corpus(data_config)
+  documents = documents or data.open_corpus(data_config)
   model = config_lib.adapted(
     config,
     loading.describe_model(config.model.path, mesh=mesh, dtype=jnp.float32),
@@ -120,12 +126,15 @@ def start(
     state = state_lib.create(
       dataclasses.replace(model, params=loaded.params), rule
     )
+  share, shares = sharding.row_share(mesh)
   pipeline = data.open_training_data(
     data_config,
     _tokenizer(config, model),
     corpus=documents,
     vocab_size=model.config.vocab_size,
     with_lengths=bool(model.config.rope_by_length),
+    share=share,
+    shares=shares,
   )
   if pipeline.num_steps < config.optimizer.steps:
     raise ValueError(

@@ -170,8 +170,8 @@ def test_the_script_ends_with_2_where_logits_differ(tmp_path):
     [
       sys.executable,
       str(SCRIPT),
-      f"--source={tmp_path / 'in'}",
-      f"--target={tmp_path / 'out'}",
+      f"--model={tmp_path / 'in'}",
+      f"--output={tmp_path / 'out'}",
       f"--verify={tmp_path / 'r.npz'}",
       "--format=orbax",
       "--platform=cpu",

@@ -75,7 +75,7 @@ def test_a_hub_that_never_answers_is_not_waited_for(cache, monkeypatch):
       401,
       r"refuses a/b \(401\): it is gated, private, or does not exist.*log in",
     ),
-    (errors.RepositoryNotFoundError, 404, "no such model on the hub"),
+    (errors.RepositoryNotFoundError, 404, "no such model or data set"),
   ],
 )
 def test_a_refusal_says_what_to_do(cache, monkeypatch, kind, status, message):
@@ -163,3 +163,66 @@ def test_the_cache_serves_where_the_hub_does_not_answer(cache, monkeypatch):
   (root / "refs" / "main").write_text(commit)
   path, revision = hub.resolve("a/b")
   assert path == root / "snapshots" / commit and revision == commit
+
+
+def test_only_weights_that_are_not_here_are_to_come(
+  cache, monkeypatch, tmp_path
+):
+  sizes = {
+    "config.json": 7, "a.safetensors": 100, "b.safetensors": 20,
+    "consolidated.safetensors": 5000, "original/c.safetensors": 6000,
+  }  # fmt: skip
+  info = huggingface_hub.ModelInfo(
+    id="a/b",
+    sha="c" * 40,
+    siblings=[dict(rfilename=name, size=size) for name, size in sizes.items()],
+  )
+  asked = []
+
+  def model_info(self, name, *, revision, timeout, files_metadata):
+    asked.append((name, revision))
+    return info
+
+  monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+  assert hub.missing_bytes("a/b@v1") == 120 and asked == [("a/b", "v1")]
+  folder = cache / "models--a--b" / "snapshots" / ("c" * 40)
+  folder.mkdir(parents=True)
+  (folder / "a.safetensors").write_text("")
+  find = huggingface_hub.try_to_load_from_cache
+  monkeypatch.setattr(
+    huggingface_hub,
+    "try_to_load_from_cache",
+    lambda *names, **options: find(*names, cache_dir=cache, **options),
+  )
+  assert hub.missing_bytes("a/b") == 20
+  assert hub.missing_bytes(str(tmp_path)) == 0
+
+
+def test_of_a_hub_that_does_not_answer_nothing_is_to_come(cache):
+  assert hub.missing_bytes("nobody/nothing") == 0
+
+
+def test_a_data_set_that_can_not_be_had_says_why(monkeypatch):
+  def dataset_info(self, name, **_):
+    raise errors_of[name]
+
+  errors_of = {
+    "a/gone": refusal(errors.RepositoryNotFoundError, 404),
+    "a/private": refusal(errors.RepositoryNotFoundError, 401),
+    "a/mute": OSError("no route"),
+  }
+  monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+  for name, message in (
+    ("a/gone", "no such model or data set"),
+    ("a/private", r"refuses a/private \(401\).*log in"),
+    ("a/mute", r"does not answer \(OSError\).*HF_ENDPOINT"),
+  ):
+    with pytest.raises(FileNotFoundError, match=message):
+      hub.list_data(name)
+
+
+def test_a_token_that_is_wrong_is_a_refusal(cache, monkeypatch):
+  """And not a hub that is silent."""
+  answer(monkeypatch, refusal(errors.HfHubHTTPError, 401))
+  with pytest.raises(FileNotFoundError, match=r"refuses a/b \(401\)"):
+    hub.resolve("a/b")

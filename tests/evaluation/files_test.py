@@ -321,3 +321,14 @@ def test_a_value_that_no_result_has_is_refused_by_name(tmp_path, name, value):
   path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
   with pytest.raises(ValueError, match=rf"old\.json.*{name} is {value!r}"):
     files.load_results(tmp_path)
+
+
+def test_results_of_several_workdirs_keep_names_apart(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for place, name in (("a", "m"), ("b", "m"), ("b", "n")):
+    files.write_result(place, ModelResult(name=name, reason="failed: x"))
+  found = files.load_all(["a", "b/"])
+  assert [one.name for one in found] == ["a:m", "b:m", "n"]
+  assert [one.name for one in files.load_all(["b"])] == ["m", "n"]
+  with pytest.raises(ValueError, match="b is named twice"):
+    files.load_all(["b", "b/"])

@@ -60,7 +60,7 @@ class Fresh:
       f"--config.longppl.beta={facts.beta}",
     )
     done = self._terminal.run(
-      "scripts/score.py", "--model", self._models / f"m{facts.evaluator}",
+      "scripts/score.py", "--evaluator", self._models / f"m{facts.evaluator}",
       "--data", data, "--workdir", root / "k", *self._windows, *thresholds,
       *_length(facts.evaluator_limit),
     )  # fmt: skip

@@ -137,7 +137,8 @@ def test_unknown_reason_is_refused():
 def test_arrays_must_agree_in_length(wrong):
   keys = make([-1, -1], [-1, -1])
   fields = {f.name: getattr(keys, f.name) for f in dataclasses.fields(keys)}
-  del fields["key_mask"], fields["spans"]
+  for name in ("key_mask", "spans", "text"):
+    del fields[name]
   with pytest.raises(ValueError, match=r"[23] scored targets, [12] offsets"):
     record.make_key_tokens(**fields | wrong)
 

@@ -71,7 +71,9 @@ def test_rows_are_sorted_and_self_evaluated_ones_not_ranked():
   text = comparison.compare_table(results, fmt="text")
   ranked, unranked = text.split(comparison.SELF_EVALUATED)
   assert "judge" in unranked and "judge" not in ranked
-  assert "failed: no file" in ranked
+  unranked, failed = unranked.split(comparison.FAILED)
+  assert "judge" in unranked and "broken" not in ranked + unranked
+  assert "broken: failed: no file" in failed
 
 
 @pytest.mark.parametrize(
@@ -235,6 +237,20 @@ def test_notes_say_why_there_is_no_longppl_and_what_attention_was_cut():
   assert row.notes == (
     "too_short", "too_short: 11", "empty: 1", "attention first 4 + last 512",
   )  # fmt: skip
+
+
+@pytest.mark.parametrize("fmt", ["text", "markdown", "latex"])
+def test_a_note_stands_once_with_the_models_that_it_is_of(fmt):
+  results = [
+    make_result("A", warnings=("cut at 9 ids", "copied")),
+    make_result("B", 1.1, warnings=("cut at 9 ids",)),
+  ]
+  table = comparison.compare_table(results, fmt=fmt)
+  assert table.count("cut at 9 ids") == 1
+  assert "A, B: cut at 9 ids" in table and "A: copied" in table
+  # Below the table, where a wide terminal is not needed.
+  assert table.index("1,234") < table.index("cut at 9 ids")
+  assert "runs of them" in table.split("A, B:")[0]
 
 
 @pytest.mark.parametrize("fmt", ["text", "markdown", "csv", "latex"])

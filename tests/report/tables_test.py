@@ -68,3 +68,10 @@ def test_latex_escapes_every_special_character():
 def test_an_unknown_format_names_the_known_ones():
   with pytest.raises(ValueError, match="'html'.*text, markdown, csv, latex"):
     tables.format_table(HEADER, GROUPS, fmt="html")
+
+
+def test_notes_stand_below_each_a_line_and_escaped():
+  notes = ["a|b: 50%", "two\nlines"]
+  assert tables.format_notes(notes, fmt="text") == "\na|b: 50%\ntwo lines\n"
+  assert r"- a\|b: 50%" in tables.format_notes(notes, fmt="markdown")
+  assert r"a\textbar{}b: 50\%" in tables.format_notes(notes, fmt="latex")

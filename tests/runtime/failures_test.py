@@ -100,3 +100,9 @@ def test_a_full_disk_is_named_by_the_file_that_was_to_appear(
     files.write_text(path, "text")
   assert failures.explain(caught.value).startswith(f"{path}: no space left")
   assert os.listdir(tmp_path) == []
+
+
+def test_faults_that_are_found_together_stay_apart():
+  found = failures.Several(["one is missing", "two is too small"])
+  assert found.sentences == ("one is missing", "two is too small")
+  assert failures.explain(found) == "one is missing; two is too small"

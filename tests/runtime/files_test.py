@@ -98,3 +98,8 @@ def test_leftovers_of_others_are_removed_by_name(tmp_path):
     (tmp_path / name).touch()
   files.remove_leftovers(tmp_path, "*.parquet")
   assert sorted(os.listdir(tmp_path)) == ["a.parquet", "b.json.0123abcd.tmp"]
+
+
+def test_the_disk_of_a_path_is_that_of_the_folder_above(tmp_path):
+  there, free = files.disk_of(tmp_path / "not" / "yet")
+  assert there == tmp_path and free > 0

@@ -210,6 +210,11 @@ def test_a_finished_document_is_not_scored_again(tmp_path, config, scorers):
     ("data.over_length", "skip", "over_length was 'truncate_end' and"),
     ("scoring.detail", "keys", "detail was 'tokens' and is 'keys'"),
     ("scoring.dtype", "bfloat16", "dtype was 'float32' and is 'bfloat16'"),
+    (
+      "scoring.weights",
+      "int8",
+      "weight_format was 'safetensors F32' and is 'safetensors F32 as int8'",
+    ),
   ],
 )
 def test_a_store_of_other_settings_is_refused_by_field(
@@ -550,7 +555,7 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path, models):
   """Case L3: SIGKILL, the same command again; equal after sorting."""
   path = write_jsonl(tmp_path / "corpus.jsonl", make_texts(40))
   command = [
-    "scripts/score.py", "--model", models / "m0", "--data", path,
+    "scripts/score.py", "--evaluator", models / "m0", "--data", path,
     "--config.scoring.flush_seconds=0", *FLAGS,
   ]  # fmt: skip
   killed, folder = tmp_path / "killed", tmp_path / "killed" / "key_tokens"

@@ -63,7 +63,7 @@ class Killed:
   count: int
 
 
-def run(commands, *, cwd, home, without=()):
+def run(commands, *, cwd, home, without=(), loopback=False, **variables):
   """Runs scripts one after the other, each in a process of its own.
 
   Args:
@@ -72,6 +72,8 @@ def run(commands, *, cwd, home, without=()):
     cwd: where they run.
     home: of the user who runs them.
     without: what the machine lacks: modules, or "os.name" of what is in one.
+    loopback: whether sockets connect to servers of this machine.
+    variables: of the environment, beside those of `environment`.
 
   Returns:
     A `Finished` for each; its status is -9 where it was killed.
@@ -84,13 +86,14 @@ def run(commands, *, cwd, home, without=()):
     input=json.dumps(
       [
         list(without),
+        loopback,
         [(list(map(str, c.command)), str(c.pattern), c.count) for c in plain],
       ]
     ),
     capture_output=True,
     text=True,
     cwd=cwd,
-    env=environment(home),
+    env=environment(home, **variables),
     timeout=_TIMEOUT,
     check=False,
   )
@@ -110,6 +113,15 @@ def _refuse(*arguments, **options):
   raise OSError(f"there is no network in this test: {arguments}")
 
 
+def _refuse_others(connect):
+  def connect_here(self, address):
+    if address[0] not in ("127.0.0.1", "::1"):
+      _refuse(address)
+    return connect(self, address)
+
+  return connect_here
+
+
 def _take_away(name):
   module, _, attribute = name.partition(".")
   if attribute:
@@ -119,10 +131,13 @@ def _take_away(name):
 
 
 def _serve():
-  without, commands = json.load(sys.stdin)
+  without, loopback, commands = json.load(sys.stdin)
   for name in without:
     _take_away(name)
-  socket.socket.connect = socket.getaddrinfo = _refuse
+  if loopback:
+    socket.socket.connect = _refuse_others(socket.socket.connect)
+  else:
+    socket.socket.connect = socket.getaddrinfo = _refuse
   sys.meta_path.insert(0, _WithoutTorch())
   # That a fork of a process with threads is unsafe; here none runs yet.
   warnings.simplefilter("ignore")

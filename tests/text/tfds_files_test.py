@@ -71,7 +71,8 @@ def test_rows_and_slices_of_a_split():
   [
     ("tiny_books/val", ValueError, "no split 'val'; there are train"),
     ("nothing/train", FileNotFoundError, "no prepared data set"),
-    ("pg19/train", FileNotFoundError, "is not prepared in .*pip install"),
+    ("mnist/train", FileNotFoundError, "is not prepared in .*pip install"),
+    ("pg19/train", FileNotFoundError, "is not prepared in .*data.py pg19"),
   ],
 )
 def test_what_is_not_there_says_what_to_do(source, error, message):

@@ -32,7 +32,7 @@ def test_splash_equals_plain(rng, interpreted, case):
 @pytest.mark.parametrize(
   ("sizes", "spec"),
   [
-    # "context" takes no part.
+    # "context" takes no part: 4 does not divide the batch of 2.
     ({"fsdp": 2, "tensor": 2, "context": 2}, ("fsdp", None, "tensor")),
     # 4 does not divide the 2 key heads, nor 8 the batch of 2.
     ({"fsdp": 2, "tensor": 4}, ("fsdp",)),
@@ -84,6 +84,30 @@ def test_blocks_of_the_splash_mask_make_up_the_whole(sink_len):
       [sight[i : i + 4, j : j + 4] for j in range(0, 16, 4)] for i in (0, 4)
     ]
     np.testing.assert_array_equal(np.block(blocks), seen)
+
+
+def test_long_rows_are_given_to_several_kernels(rng, monkeypatch):
+  # cases E5
+  pieces = functools.partial(
+    splash.splash_attention, interpret=True, most_pairs=2
+  )
+  monkeypatch.setitem(attention._FUNCTIONS, "splash", pieces)
+  case = (300, 500, 190, 90, 4, True, 0.0)
+  plan = splash._Plan(((0,),), chunk=300, num_k=500, most_pairs=2)
+  assert (plan.block_q, plan.block_k) == (128, 512)
+  assert (plan.piece, plan.pieces) == (256, 2)
+  assert_equals_plain(rng, "splash", *problem(rng, case))
+
+
+def test_a_table_of_a_million_positions_is_cut_until_it_fits():
+  # cases E5
+  most = splash._MOST_PAIRS
+  for starts, pieces in (((0,),), 4), (((0, 7), (1, 6), (2, 5), (3, 4)), 1):
+    chunk = 2**20 // len(starts) // len(starts[0])
+    plan = splash._Plan(starts, chunk, 2**20, most)
+    assert plan.pieces == pieces
+    assert plan.piece * len(starts[0]) // 1024 * 1024 <= most
+    assert plan.piece * pieces >= chunk
 
 
 def test_the_splash_mask_shares_its_uniform_blocks():
