@@ -253,6 +253,13 @@ def _attend_backward(
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+def block_length() -> int:
+  """Positions of a block, on this machine."""
+  # Half of it on a CPU: products are as fast there, and less is computed of
+  # what no query sees.
+  return _BLOCK // 2 if jax.default_backend() == "cpu" else _BLOCK
+
+
 @row_parts.chunk_by_chunk
 def blockwise_attention(
   q: Float[Array, "B T N H"],
@@ -266,9 +273,7 @@ def blockwise_attention(
   batch, num_q, num_heads, dim = q.shape
   num_k, kv_heads = k.shape[1:3]
   repeats = num_heads // kv_heads
-  # Half of it on a CPU: products are as fast there, and less is computed of
-  # what no query sees.
-  block = _BLOCK // 2 if jax.default_backend() == "cpu" else _BLOCK
+  block = block_length()
   block_q, block_k = min(block, num_q), min(block, num_k)
   pad_q, pad_k = -num_q % block_q, -num_k % block_k
   # An argument, and not known to the program: chunks of a row share one.
