@@ -353,4 +353,4 @@ def _log_ticks(low: float, high: float, count: float) -> Float[np.ndarray, "N"]:
 
 
 def _signed(value: float) -> str:
-  return f"{value:g}".replace("-", "−")
+  return f"{value + 0.0:g}".replace("-", "−")  # No minus before a zero.
