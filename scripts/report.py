@@ -3,7 +3,7 @@ r"""Tables, pictures and correlations of what scripts/eval.py wrote.
 python scripts/report.py compare runs/a runs/b --format markdown --baseline A
 python scripts/report.py html runs/eval --data my.txt
 python scripts/report.py correlate runs/eval --benchmarks scores.csv
-python scripts/report.py sweep runs/eval --keys runs/keys --alpha 1,2 --beta=-2
+python scripts/report.py sweep runs/eval --alpha 1,2,4 --beta=-1,-2,-4
 """
 
 from absl import flags
@@ -19,9 +19,7 @@ _FORCE = flags.DEFINE_bool("force", False, "compare unlike runs all the same")
 _BENCHMARKS = flags.DEFINE_string("benchmarks", "", "CSV: model, benchmarks")
 _OUTPUT = flags.DEFINE_string("output", "", "default: in the workdir")
 _KEYS = flags.DEFINE_multi_string("keys", [], "store; of a sweep also several")
-_SWEPT = fields.define_values(
-  alpha=("1,2,4", "of a sweep, nats"), beta=("-1,-2,-4", "the same")
-)
+_SWEPT = fields.define_thresholds()
 _DATA = flags.DEFINE_multi_string("data", [], "texts of the heat maps")
 _TEXT = flags.DEFINE_string("text_column", "text", "column of the text")
 _ID = flags.DEFINE_string("id_column", "", "column of document ids")

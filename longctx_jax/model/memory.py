@@ -80,6 +80,13 @@ class Activations:
     return self._positions * width * self.itemsize // self._ways("tensor")
 
   @property
+  def normalisers(self) -> int:
+    """The log-normaliser of each head, float32."""
+    return (
+      self._positions * self.config.num_heads * _FLOAT32 // self._ways("tensor")
+    )
+
+  @property
   def gathered(self) -> int:
     """Keys and values of whole rows, where a device has parts."""
     if not self.in_parts or self._ways("context") == 1:
@@ -118,18 +125,15 @@ class Activations:
     return self.rows * -(-self.length // parts)
 
 
-def forward(
-  activations: Activations, *, weights: int, is_short: bool = False
-) -> Memory:
-  """Of a scoring pass: three of the residual stream and two of the MLP.
+def forward(activations: Activations, *, weights: int) -> Memory:
+  """Of a scoring pass: the residual stream and its norm, gate, up, a matrix.
 
   Args:
     activations: of the pass.
     weights: bytes of the parameters on a device.
-    is_short: a pass over short windows, where gate and up are one array.
   """
   a = activations
-  layer = 3 * a.hidden + (1 if is_short else 2) * a.mlp + a.matrix
+  layer = 2 * a.hidden + max(2 * a.mlp, a.gathered + 2 * a.heads) + a.matrix
   head = 2 * a.hidden + a.table
   return Memory(weights, 0, max(layer, head))
 
@@ -141,8 +145,9 @@ def step(
   optimizer: int,
   parts: int,
   short: Activations | None,
+  remat: str,
 ) -> Memory:
-  """Of a training step with remat: the backward pass of a layer.
+  """Of a training step: the backward pass of a layer, or of the head.
 
   Args:
     activations: of the long pass over a part.
@@ -150,11 +155,19 @@ def step(
     optimizer: bytes of its state on a device.
     parts: of a batch, one after the other.
     short: of the windows at a time; None without live weights.
+    remat: what the layers keep; one of `remat.POLICIES`.
   """
   a = activations
   copies = weights * a.itemsize // _FLOAT32  # Parameters of the passes.
   gradients = copies + (weights if parts > 1 else 0)
-  kept = a.config.num_layers * a.hidden
+  kept = (
+    a.config.num_layers
+    * {
+      "block": a.hidden,
+      "attention": a.hidden + a.heads + a.normalisers,
+      "none": 4 * a.hidden + 4 * a.heads + a.normalisers + 3 * a.mlp,
+    }[remat]
+  )
   layer = 10 * a.hidden + 6 * a.heads + 6 * a.mlp + 2 * a.matrix
   head = 2 * a.table * _FLOAT32 // a.itemsize
   long = kept + gradients + max(layer, head)

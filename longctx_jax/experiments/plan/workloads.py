@@ -23,7 +23,7 @@ from longctx_jax.training import losses, optimizer, program, rows
 
 KINDS = ("score", "eval", "train")
 # What a TPU takes where a config leaves it open.
-_DTYPE, _BACKEND, _WINDOW_BATCH = "bfloat16", "splash", 4
+_DTYPE, _BACKEND, _WINDOW_BATCH, _REMAT = "bfloat16", "splash", 4, "block"
 _SPLIT = {
   "long pass": sharding.row_sharding,
   "short pass": sharding.batch_sharding,
@@ -101,7 +101,6 @@ class Scoring:
         itemsize=jnp.dtype(model.dtype).itemsize,
       ),
       weights=memory.shard_bytes(model.params),
-      is_short=name == "short pass",
     )
 
   def compile(self, name: str, mesh: jax.sharding.Mesh) -> jax.stages.Compiled:
@@ -133,8 +132,13 @@ class Scoring:
     return made.long_batch, 1 + buckets.row_length(self.length - 1, mesh)
 
   def _describe(self, mesh: sharding.AnyMesh) -> loaded.LoadedModel:
-    dtype = self.config.scoring.dtype or _DTYPE
-    return loaded.describe(self.model, self.facts, mesh=mesh, dtype=dtype)
+    return loaded.describe(
+      self.model,
+      self.facts,
+      mesh=mesh,
+      dtype=self.config.scoring.dtype or _DTYPE,
+      weights=self.config.scoring.weights,
+    )
 
   def _scorer(self, model: loaded.LoadedModel) -> scorer.Scorer:
     stated = self.config.scoring
@@ -229,6 +233,7 @@ class Training:
       optimizer=memory.shard_bytes(state.opt_state),
       parts=parts,
       short=short if windows else None,
+      remat=self.config.model.remat,
     )
 
   def compile(self, name: str, mesh: jax.sharding.Mesh) -> jax.stages.Compiled:
@@ -314,6 +319,8 @@ def _read_training(config: ConfigDict, name: str) -> Training:
   config.model.dtype = config.model.dtype or _DTYPE
   if config.model.backend == "auto":
     config.model.backend = _BACKEND
+  if config.model.remat == "auto":
+    config.model.remat = _REMAT
   config.loss.window_batch = config.loss.window_batch or _WINDOW_BATCH
   if config.loss.weights == "stored" and not config.data.key_tokens:
     config.data.key_tokens = "any"  # Which store does not matter here.
