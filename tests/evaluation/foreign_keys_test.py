@@ -19,6 +19,7 @@ from support.tiny_runs import (
   write_jsonl,
 )
 
+from longctx_jax import testing
 from longctx_jax.evaluation import foreign_keys
 from longctx_jax.evaluation import run as run_lib
 from longctx_jax.key_tokens import store as store_lib
@@ -32,12 +33,17 @@ pytestmark = pytest.mark.usefixtures("scorers")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, compiled):
-  """Models m0 and m1, texts, and the store of m0 under both protocols."""
+  """Model m1, texts, and what another finds under both protocols.
+
+  Under "strict" that has a BOS.
+  """
   folder = tmp_path_factory.mktemp("made")
-  save_models(folder, ["m0", "m1"])
-  path = write_jsonl(
-    folder / "corpus.jsonl", TEXTS, source=["web"] * len(TEXTS)
-  )
+  save_models(folder, ["m1"])
+  for protocol in ("paper", "strict"):
+    source = testing.RandomSource(testing.tiny_config(), seed=0)
+    source.save(folder / f"of-{protocol}", add_bos=protocol == "strict")
+  sources = ["web"] * len(TEXTS)
+  path = write_jsonl(folder / "corpus.jsonl", TEXTS, source=sources)
   with pytest.MonkeyPatch.context() as monkeypatch:
     share_passes(monkeypatch, compiled)
     for protocol in ("paper", "strict"):
