@@ -55,16 +55,13 @@ def main():
 
 
 def _score(config, options):
-  options |= dict(workdir=_WORKDIR.value, log_probs=_LOG_PROBS.value)
-  store = foreign_keys.score_corpus(config, **options)
-  print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
-  workdir = _WORKDIR.value
+  workdir, options["log_probs"] = _WORKDIR.value, _LOG_PROBS.value
+  store = foreign_keys.score_corpus(config, workdir=workdir, **options)
+  print(f"{len(store):,} documents in {workdir}/key_tokens")
+  same = fields.given(*fields.OF_DOCUMENTS)
+  command = f"eval.py --keys {workdir} {same} --model MODEL --workdir runs/eval"
   if config.data.chunk_len:
     command = f"train.py --config CONFIG --keys {workdir} --workdir runs/train"
-  else:
-    same = fields.given(*fields.OF_DOCUMENTS)
-    command = f"eval.py --keys {workdir} {same} --model MODEL"
-    command += " --workdir runs/eval"
   print(f"next: python scripts/{command}")
 
 
