@@ -9,6 +9,8 @@ Doors, for other rooms:
   writer: writes one, also by several processes at once
   merging: several stores into one
   selection: the documents of a corpus with the highest scores
+  summary: what a store holds, in numbers
+  card: the README.md beside a store
 
 Inside:
   columns: what each column is
@@ -25,4 +27,6 @@ __all__ = [
   "writer",
   "merging",
   "selection",
+  "summary",
+  "card",
 ]
