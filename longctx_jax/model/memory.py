@@ -18,6 +18,8 @@ from longctx_jax.model import sharding
 from longctx_jax.model.config import ModelConfig
 
 _FLOAT32 = 4
+# What a loop over the parts of a batch takes, over what is alive in it.
+_GAPS = 1.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,15 +127,20 @@ class Activations:
     return self.rows * -(-self.length // parts)
 
 
-def forward(activations: Activations, *, weights: int) -> Memory:
-  """Of a scoring pass: the residual stream and its norm, gate, up, a matrix.
+def forward(
+  activations: Activations, *, weights: int, rounded: bool = False
+) -> Memory:
+  """Of a scoring pass: the residual stream and its norm, gate, up, matrices.
 
   Args:
     activations: of the pass.
     weights: bytes of the parameters on a device.
+    rounded: whether kernels are in 8 bits, whose product leaves gate and up in
+      one array.
   """
   a = activations
-  layer = 2 * a.hidden + max(2 * a.mlp, a.gathered + 2 * a.heads) + a.matrix
+  mlp = a.mlp if rounded else 2 * a.mlp
+  layer = 2 * a.hidden + max(mlp, a.gathered + 2 * a.heads) + 2 * a.matrix
   head = 2 * a.hidden + a.table
   return Memory(weights, 0, max(layer, head))
 
@@ -159,7 +166,7 @@ def step(
   """
   a = activations
   copies = weights * a.itemsize // _FLOAT32  # Parameters of the passes.
-  gradients = copies + (weights if parts > 1 else 0)
+  gradients = copies
   kept = (
     a.config.num_layers
     * {
@@ -168,8 +175,13 @@ def step(
       "none": 4 * a.hidden + 4 * a.heads + a.normalisers + 3 * a.mlp,
     }[remat]
   )
-  layer = 10 * a.hidden + 6 * a.heads + 6 * a.mlp + 2 * a.matrix
+  layer = 10 * a.hidden + 6 * a.heads + 6 * a.mlp + 2 * a.matrix + a.gathered
   head = 2 * a.table * _FLOAT32 // a.itemsize
-  long = kept + gradients + max(layer, head)
-  most = max(long, forward(short, weights=0).temporaries if short else 0)
+  most = kept + gradients + max(layer, head)
+  if parts > 1:
+    # Sums over the parts, of before and after one; gathered once for all.
+    most += 2 * weights + (1 if a.config.tied else 2) * a.table
+    most = int(most * _GAPS)
+  if short:
+    most = max(most, forward(short, weights=0).temporaries)
   return Memory(weights, optimizer, copies + most)

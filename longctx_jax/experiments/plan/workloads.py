@@ -13,7 +13,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from longctx_jax.checkpoints import loading
-from longctx_jax.model import defaults, flops, loaded, memory, sharding
+from longctx_jax.model import (
+  defaults,
+  flops,
+  int8,
+  loaded,
+  memory,
+  sharding,
+)
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.flops import Operations
 from longctx_jax.model.memory import Memory
@@ -101,6 +108,7 @@ class Scoring:
         itemsize=jnp.dtype(model.dtype).itemsize,
       ),
       weights=memory.shard_bytes(model.params),
+      rounded=self.config.scoring.weights == int8.FORMAT,
     )
 
   def compile(self, name: str, mesh: jax.sharding.Mesh) -> jax.stages.Compiled:
