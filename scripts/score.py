@@ -7,9 +7,8 @@ r"""Scores a corpus with an evaluator: key tokens and long-context scores.
   python scripts/score.py --evaluator E --data my.jsonl --workdir runs/try \
     --limit 20 --config.longppl.short_len=1024
 
-The same command goes on where a run was stopped. A job array shares the work
-with --shard auto; --shard 0/8 to 7/8 are eight processes by hand. A model too
-large for one host runs on several, with --distributed.
+The same command goes on where a run was stopped. --shard auto shares the work
+of a job array; --distributed runs a model that is too large for one host.
 """
 
 import os

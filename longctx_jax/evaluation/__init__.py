@@ -4,6 +4,7 @@ Doors, for other rooms:
   passes: one model over documents: sums per document
   results: the result of a model: documents pooled, JSON
   foreign: log-probs that another engine computed
+  log_probs: what a model gave to each target, kept in one file
   identity: what a number belongs to
   files: what an evaluation writes and reads
   run: many models on one store
@@ -15,4 +16,12 @@ Inside:
   caveats: what a reader of a result must know
 """
 
-__all__ = ["passes", "results", "foreign", "identity", "files", "run"]
+__all__ = [
+  "passes",
+  "results",
+  "foreign",
+  "log_probs",
+  "identity",
+  "files",
+  "run",
+]

@@ -351,7 +351,7 @@ def summarise(
         scores,
         manifest=keys,
         max_length=facts.get("max_length"),
-        weight_format=(facts.get("model") or {}).get("weight_format"),
+        model=facts.get("model"),
       )
     ),
     keys=keys.to_json() if keys else {},

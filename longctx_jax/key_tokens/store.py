@@ -80,6 +80,13 @@ class KeyTokenStore:
     )
 
 
+def folder_of(place: str | os.PathLike) -> pathlib.Path:
+  """The folder of a store, which a workdir has in it."""
+  folder = pathlib.Path(place)
+  nested = folder / "key_tokens"
+  return nested if nested.is_dir() else folder
+
+
 def read_store(folder: str | os.PathLike) -> KeyTokenStore:
   """Opens a store; arrays are read when a document is asked for.
 
@@ -90,9 +97,7 @@ def read_store(folder: str | os.PathLike) -> KeyTokenStore:
     FileNotFoundError: no manifest there.
     ValueError: a damaged part or manifest, or one document in two rows.
   """
-  folder = pathlib.Path(folder)
-  nested = folder / "key_tokens"
-  folder = nested if nested.is_dir() else folder
+  folder = folder_of(folder)
   manifest = folder_lib.read_manifest(folder)
   if manifest is None:
     raise FileNotFoundError(

@@ -15,10 +15,13 @@ from jaxtyping import Array, Float, Int
 
 from longctx_jax.model import remat, row_parts
 from longctx_jax.model.attention_spec import AttentionSpec
-from longctx_jax.model.backends.blockwise import blockwise_attention
+from longctx_jax.model.backends.blockwise import (
+  block_length,
+  blockwise_attention,
+)
 from longctx_jax.model.backends.cudnn import DTYPES as CUDNN_DTYPES
 from longctx_jax.model.backends.cudnn import cudnn_attention
-from longctx_jax.model.backends.splash import splash_attention
+from longctx_jax.model.backends.splash import LONGEST_BLOCK, splash_attention
 from longctx_jax.model.config import ModelConfig
 
 # (q, k, v, spec, segment_ids) -> out, as `plain_attention`.
@@ -117,6 +120,19 @@ _FUNCTIONS = {
   "splash": splash_attention,
   "cudnn": cudnn_attention,
 }
+
+
+def alignment(backend: str) -> int:
+  """Where documents that share a row are to start: multiples of this.
+
+  Their blocks then are those that they have alone. 0: they can't share one.
+
+  Args:
+    backend: one of `BACKENDS`.
+  """
+  return {
+    "plain": 1, "blockwise": block_length(), "splash": LONGEST_BLOCK, "cudnn": 0
+  }[backend]  # fmt: skip
 
 
 @functools.cache

@@ -42,7 +42,7 @@ def mesh(config: ModelConfig, dtype: DTypeLike) -> jax.sharding.Mesh:
   shapes = parameters.parameter_shapes(config).values()
   size = jnp.dtype(dtype).itemsize * sum(map(math.prod, shapes))
   count = device.copies(size)
-  return sharding.make_mesh({"data": count}, jax.devices()[:count])
+  return sharding.make_mesh({"data": -1}, jax.devices()[:count])
 
 
 def window_batch(stated: int = 0) -> int:

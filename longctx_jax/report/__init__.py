@@ -7,9 +7,11 @@ Doors, for other rooms:
   cell: a heat map in a notebook
   figures: figures as inline SVG
   page: one HTML page
+  sweep_plot: LongPPL at other thresholds: the table and its picture
   tables: tables as text, Markdown, CSV or LaTeX
 
 Inside:
+  sweep: LongPPL at other thresholds and windows, without a model
   alike: which results may stand side by side
 """
 
@@ -20,5 +22,6 @@ __all__ = [
   "cell",
   "figures",
   "page",
+  "sweep_plot",
   "tables",
 ]

@@ -5,6 +5,8 @@ Doors, for other rooms:
   foreign_files: what is wrong with a file that others wrote
   settings: whether two runs agree in what determines their numbers
   progress: usage, speed, time left, a heartbeat
+  workers: reading ahead and writing, beside the main thread
+  arrivals: results of the devices, and how long these worked
   shards: which part of the work is whose
   processes: several processes as one program; SIGTERM
   channel: what these processes tell each other
@@ -19,6 +21,6 @@ Doors, for other rooms:
 
 __all__ = [
   "files", "foreign_files", "settings", "progress", "shards", "processes",
-  "channel", "watch", "device", "chips", "programs",
+  "workers", "arrivals", "channel", "watch", "device", "chips", "programs",
   "machine", "urls", "failures",
 ]  # fmt: skip

@@ -478,6 +478,29 @@ def test_weights_in_int8_are_another_model_of_the_same_checkpoint(
   assert "the kernels of the evaluator are rounded to int8" in found.warnings
 
 
+def test_a_result_says_in_which_dtype_it_was_made(tmp_path, made, config):
+  """In its file, and in every table; float32 goes without saying."""
+  path, said = str(made / "m1"), "this model ran in bfloat16"
+  config.models = (f"exact={path}",)
+  (exact,) = run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert said not in exact.warnings and exact.model["dtype"] == "float32"
+  config.models, config.scoring.dtype = (f"half={path}",), "bfloat16"
+  (half,) = run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert said in half.warnings and half.model["dtype"] == "bfloat16"
+  assert half.ppl == pytest.approx(exact.ppl, rel=0.05)
+  assert half.ppl != exact.ppl
+  stored = files.load_results(tmp_path / "w")
+  for fmt in ("text", "markdown", "csv"):
+    table = comparison.compare_table(stored, fmt=fmt)
+    assert table.count(said) == 1
+  assert f"half: {said}" in comparison.compare_table(stored, fmt="text")
+  config.update_from_flattened_dict(
+    {"key_tokens": "", "evaluator": str(made / "m0")}
+  )
+  (found,) = run_lib.evaluate(config, workdir=tmp_path / "keys_too")
+  assert "the evaluator ran in bfloat16" in found.warnings
+
+
 def rounded(weights, form):
   """Weights as a bf16 export holds them, or as 8 bits a weight do."""
   if form == "bf16":

@@ -66,4 +66,4 @@ def test_a_stated_backend_is_not_chosen_anew(monkeypatch):
   assert defaults.attention_backend("plain", config, **options) == "plain"
   assert not asked
   assert defaults.attention_backend("auto", config, **options) == "chosen"
-  assert asked == [{"dtype": "bfloat16", "packed": True}]
+  assert asked == [{"dtype": "bfloat16", "packed": True, "in_parts": False}]

@@ -83,7 +83,7 @@ def test_the_error_does_not_grow_with_the_row():
 
 
 @pytest.mark.parametrize(
-  "sizes", [{"data": 2}, {"fsdp": 4}, {"data": 2, "tensor": 2}]
+  "sizes", [{"fsdp": 4}, {"data": 2, "tensor": 2}, {"data": 2, "context": 2}]
 )
 def test_sums_are_the_same_on_any_mesh(small, sizes):
   # case H3
@@ -110,7 +110,7 @@ def test_sums_are_the_same_on_any_mesh(small, sizes):
 
 def test_counts_and_key_sum_are_of_the_row_alone(small):
   job = make_job(100)
-  batch = eval_step._batch_of([job], [np.array([98])], 128, 2)
+  batch = eval_step._batch_of([job], 128, 2)
   batch["key"][0, 99:] = True  # Behind the document.
   with jax.set_mesh(small.mesh):
     out = jax.jit(eval_step.make_eval_step(small))(small.params, batch)
@@ -124,7 +124,7 @@ def test_counts_and_key_sum_are_of_the_row_alone(small):
 
 def test_no_output_has_an_entry_for_each_target(small):
   length = 512
-  batch = eval_step._batch_of([make_job(400)], [np.array([0])], length, 1)
+  batch = eval_step._batch_of([make_job(400)], length, 1)
   with jax.set_mesh(small.mesh):
     shapes = jax.eval_shape(
       eval_step.make_eval_step(small), small.params, batch
