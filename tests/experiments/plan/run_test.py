@@ -106,10 +106,22 @@ def test_an_impossible_share_of_the_peak_is_refused(load_config, mfu):
     run.make(workload, chips.parse("v5p:2x2x2"), mfu=mfu, compiles=False)
 
 
-def test_the_compilers_own_number_is_read_from_its_error():
-  message = (
-    "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 26.65G "
-    "of 15.75G hbm. Exceeded hbm capacity by 10.90G."
-  )
-  assert compiler.needed(message) == int(26.65 * GIB)
-  assert compiler.needed("RESOURCE_EXHAUSTED: something else") == 0
+@pytest.mark.parametrize(
+  ("message", "expected"),
+  [
+    (
+      "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 26.65G "
+      "of 15.75G hbm. Exceeded hbm capacity by 10.90G.",
+      26.65,
+    ),
+    (
+      "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required "
+      "for HLO temporaries (28.96G) exceeds available HBM (15.75G).",
+      28.96 + 9,
+    ),
+    ("RESOURCE_EXHAUSTED: something else", 0),
+  ],
+)
+def test_the_compilers_own_number_is_read_from_its_error(message, expected):
+  found = compiler.needed(message, 9 * GIB)
+  assert found == pytest.approx(expected * GIB, rel=1e-9)
