@@ -100,6 +100,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "", f"the RoPE table reaches {reach:,}"
   smallest = plan.smallest.name if plan.smallest else f"no {place.chip.name}"
   yield "smallest slice", smallest + _confirmed(plan.smallest_compiled)
+  if plan.elsewhere:
+    yield "", f"elsewhere: {', '.join(one.name for one in plan.elsewhere)}"
   if not plan.compiled:
     yield "not compiled", "bytes are the analytic model's, within 10 %"
 

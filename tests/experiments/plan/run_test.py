@@ -92,8 +92,12 @@ def test_what_the_compiler_refuses_is_refused_with_its_number(
 def test_the_analytic_model_refuses_too_and_says_what_would_do(load_config):
   found = plan(load_config("llama2_7b"), "v5e:2x4", compiles=False)
   assert not found.fits
-  with refuses("of the 15.75 GiB of each chip of v5e:2x4: take .*accumulate"):
+  with refuses("15.75 GiB of each chip of v5e:2x4, for a step .*: take --topo"):
     run.require_fit(found)
+  assert {place.chip.name for place in found.elsewhere} <= {"v4", "v5p", "v6e"}
+  parts = load_config("llama2_7b", **{"optimizer.accumulate": 2})
+  with refuses("more of optimizer.accumulate"):
+    run.require_fit(plan(parts, "v5e:2x4", compiles=False))
   other = plan(load_config("govreport_llama31_8b"), "v5e:1x1", compiles=False)
   with refuses(f"take --topology {other.smallest.name}"):
     run.require_fit(other)
