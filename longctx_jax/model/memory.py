@@ -106,17 +106,28 @@ class Activations:
 
   @property
   def matrix(self) -> int:
-    """The largest matrix of a layer, gathered for its product."""
+    """The largest matrix of a layer, gathered for its product; 0 if whole."""
     config = self.config
     width = config.num_experts * config.expert_dim or config.mlp_dim
     size = config.embed_dim * width * self.itemsize
-    return size // self._ways("tensor")
+    return self._gather(size)
 
   @property
   def table(self) -> int:
-    """The embedding or the output head, gathered."""
+    """The embedding or the output head, gathered; 0 if whole."""
     size = self.config.vocab_size * self.config.embed_dim * self.itemsize
+    return self._gather(size)
+
+  @property
+  def head_gradient(self) -> int:
+    """The gradient of the output head, float32, of this shard's rows."""
+    size = self.config.vocab_size * self.config.embed_dim * _FLOAT32
     return size // self._ways("tensor")
+
+  def _gather(self, size: int) -> int:
+    """Bytes of a parameter that is whole but for "tensor"; 0 if it lies so."""
+    ways = math.prod(self._ways(axis) for axis in sharding.PARAMETER_AXES)
+    return size // self._ways("tensor") if ways > 1 else 0
 
   def _ways(self, axis: str) -> int:
     return self.mesh.shape[axis]
@@ -128,7 +139,11 @@ class Activations:
 
 
 def forward(
-  activations: Activations, *, weights: int, rounded: bool = False
+  activations: Activations,
+  *,
+  weights: int,
+  rounded: bool = False,
+  is_short: bool = False,
 ) -> Memory:
   """Of a scoring pass: the residual stream and its norm, gate, up, matrices.
 
@@ -137,12 +152,15 @@ def forward(
     weights: bytes of the parameters on a device.
     rounded: whether kernels are in 8 bits, whose product leaves gate and up in
       one array.
+    is_short: a pass over windows, which does so too; the head is gathered
+      while its last layer runs.
   """
   a = activations
-  mlp = a.mlp if rounded else 2 * a.mlp
+  mlp = a.mlp if rounded or is_short else 2 * a.mlp
   layer = 2 * a.hidden + max(mlp, a.gathered + 2 * a.heads) + 2 * a.matrix
   head = 2 * a.hidden + a.table
-  return Memory(weights, 0, max(layer, head))
+  most = layer + a.table if is_short else max(layer, head)
+  return Memory(weights, 0, most)
 
 
 def step(
@@ -176,12 +194,13 @@ def step(
     }[remat]
   )
   layer = 10 * a.hidden + 6 * a.heads + 6 * a.mlp + 2 * a.matrix + a.gathered
-  head = 2 * a.table * _FLOAT32 // a.itemsize
+  head = 2 * a.head_gradient
   most = kept + gradients + max(layer, head)
   if parts > 1:
     # Sums over the parts, of before and after one; gathered once for all.
     most += 2 * weights + (1 if a.config.tied else 2) * a.table
     most = int(most * _GAPS)
   if short:
-    most = max(most, forward(short, weights=0).temporaries)
+    windows = forward(short, weights=0, is_short=True)
+    most = max(most, windows.temporaries)
   return Memory(weights, optimizer, copies + most)

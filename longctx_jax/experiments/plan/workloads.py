@@ -116,6 +116,7 @@ class Scoring:
       ),
       weights=memory.shard_bytes(model.params),
       rounded=self.config.scoring.weights == int8.FORMAT,
+      is_short=name == "short pass",
     )
 
   def compile(self, name: str, mesh: jax.sharding.Mesh) -> jax.stages.Compiled:
