@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from longctx_jax.evaluation import passes, results
 from longctx_jax.evaluation.matched import Matched
 from longctx_jax.evaluation.results import ModelResult
-from longctx_jax.runtime import failures
+from longctx_jax.runtime import failures, urls
 
 COLUMNS = ("doc_id", "token_start", "token_end", "log_prob")
 _LISTS = (
@@ -70,6 +70,7 @@ def open_log_probs(path: str | pathlib.Path, name: str) -> ForeignLogProbs:
   """
   if not name:
     raise ValueError(f"{path}: name the model that the log-probs are of")
+  path = urls.fetched(path)
   with failures.reading(path):
     schema = pq.read_schema(path)
   there = schema.names

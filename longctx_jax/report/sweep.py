@@ -18,8 +18,16 @@ from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.paper import perplexity, spans
 from longctx_jax.report import alike, tables
-from longctx_jax.runtime import settings
+from longctx_jax.runtime import settings, urls
 
+# What it reads of a workdir that is a URL.
+_FILES = (
+  "results/*.json",
+  "documents/*.parquet",
+  "log_probs/*.parquet",
+  "key_tokens/*.parquet",
+  "key_tokens.json",
+)
 # What a sweep varies, as `identity.of_keys` calls it.
 _SWEPT = ("keys.short_len", "keys.stride", "keys.alpha", "keys.beta")
 
@@ -84,6 +92,7 @@ def sweep(
     ValueError: thresholds that a store does not know, or two stores of one K
       and d.
   """
+  workdir = urls.fetched(workdir, files=_FILES)
   results = [r for r in files.load_results(workdir) if r.has_numbers]
   if not results:
     raise ValueError(f"{workdir}: no model has numbers to sweep")
