@@ -11,7 +11,7 @@ GOLDEN_DIR ?=
 
 .PHONY: demo test test-slow test-parity test-golden test-latest
 .PHONY: test-data-tools test-transformers4 test-tokenizers
-.PHONY: test-notebook test-tpu-compile lint docs bench clean
+.PHONY: test-notebook test-launch test-tpu-compile lint docs bench clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py --workdir runs/demo --overwrite
@@ -55,6 +55,10 @@ test-data-tools: .venv-data-tools/ready
 # The notebook as Jupyter runs it, and its numbers.
 test-notebook: .venv/notebook
 	$(PYTEST) -q -m notebook tests/notebook_test.py
+
+# The launch lines of docs/tpu.md, xpk's by its own command line too.
+test-launch: .venv-launch/ready
+	$(subst $(BIN),.venv-launch/bin,$(PYTEST)) -q tests/launch_test.py
 
 # With the newest JAX and Flax that a newer Python gets.
 test-latest: .venv-latest/ready
@@ -135,6 +139,13 @@ bench: .venv/ready .venv-parity/ready
 	.venv-latest/bin/pip install -q --no-deps -r requirements-demo.txt
 	touch $@
 
+.venv-launch/ready: requirements.txt requirements-dev.txt \
+  requirements-launch.txt
+	$(PYTHON) -m venv .venv-launch
+	.venv-launch/bin/pip install -q -r requirements.txt \
+	  -r requirements-dev.txt -r requirements-launch.txt
+	touch $@
+
 .venv-tpu/ready: requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv-tpu
 	.venv-tpu/bin/pip install -q "jax[tpu]" -r requirements.txt \
@@ -143,4 +154,5 @@ bench: .venv/ready .venv-parity/ready
 
 clean:
 	rm -rf .venv .venv-parity .venv-data-tools .venv-latest .venv-tpu \
-	  .venv-transformers4 .venv-tokenizers .jax_cache runs docs/_build
+	  .venv-launch .venv-transformers4 .venv-tokenizers .jax_cache runs \
+	  docs/_build

@@ -3,7 +3,8 @@
 Purpose: compare models, or score a corpus, at K = 4096 and d = 1024.
 Command: python scripts/eval.py --evaluator E --model A --model B --data D
 Variants: "k1024" (K = d = 1024: documents from 2,049 tokens, cheapest).
-Hardware: any; an evaluator of 8B parameters takes one accelerator of 24 GB.
+Hardware: any; an evaluator of 8B parameters takes one accelerator of 24 GB, of
+  16 with --weights int8.
 """
 
 from ml_collections import ConfigDict
@@ -39,10 +40,13 @@ def get_config(variant: str = "") -> ConfigDict:
       protocol="paper",  # or "strict"
     )
   )
-  config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1))  # devices
+  # Devices; 0 and 0: copies of the weights on CPU, else shards of them.
+  # "context" splits rows that are too long for one.
+  config.mesh = ConfigDict(dict(data=0, fsdp=0, tensor=1, context=1))
   config.scoring = ConfigDict(
     dict(
       dtype="",  # "" is float32 on CPU, bfloat16 elsewhere
+      weights="",  # "int8" rounds kernels: 8B on 16 GiB; "" is the dtype
       window_batch=0,  # windows per device; 0 is 1 on CPU, 4 elsewhere
       chunk=1024,  # positions whose logits are held at a time
       backend="auto",  # attention
@@ -54,6 +58,7 @@ def get_config(variant: str = "") -> ConfigDict:
     dict(
       log_probs=True,  # keep them: a row a document, 8 bytes a target at most
       per_token=False,  # and rows per target
+      sums_only=False,  # no log-prob of a target leaves the devices
     )
   )
   match variant:

@@ -19,7 +19,18 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from longctx_jax import usage
-from longctx_jax.runtime import device, failures, machine, urls
+from longctx_jax.runtime import (
+  channel,
+  device,
+  failures,
+  machine,
+  processes,
+  programs,
+  shards,
+  urls,
+  watch,
+)
+from longctx_jax.scoring import setup
 
 _PACKAGE = f"{os.sep}longctx_jax{os.sep}"
 
@@ -38,8 +49,8 @@ PLATFORM = flags.DEFINE_string(
 
 CACHE = flags.DEFINE_string(
   "compilation_cache",
-  "~/.cache/longctx_jax/xla",
-  "where programs are kept",
+  programs.default_folder(),
+  "where programs are kept, 2 GiB at most; '' is none",
 )
 
 
@@ -72,19 +83,34 @@ def define_config(
   """Defines --config with a default in configs/; "file.py:variant" works.
 
   Args:
-    default: a file of configs/.
+    default: a file of configs/; "" is none: a config of any script, which
+      must be named.
     shown: fields that the help names.
   """
   global _default_config, _shown_fields
   # A default of the flag itself would be read before `run` can catch errors.
-  _default_config = str(folder("configs") / default)
+  _default_config = str(folder("configs") / default) if default else ""
   _shown_fields = shown
+  meaning = f"experiment file (default: {default})"
   try:
-    return config_flags.DEFINE_config_file(
-      "config", None, f"experiment file (default: {default})", lock_config=True
+    holder = config_flags.DEFINE_config_file(
+      "config",
+      None,
+      meaning if default else "experiment file of any script",
+      lock_config=True,
     )
+    if not default:
+      flags.mark_flag_as_required(holder)
+    return holder
   except flags.Error as error:  # It looks into a --flagfile at once.
     _fail(error)
+
+
+def define_distributed() -> flags.FlagHolder[str]:
+  """Defines --distributed: the processes that `run` joins first."""
+  return flags.DEFINE_string(
+    "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
+  )
 
 
 def run(
@@ -96,6 +122,7 @@ def run(
   needs: Collection[str] = (),
   platform: str = "",
   before: Callable[[], None] = lambda: None,
+  spread: bool = False,
 ) -> None:
   """Runs a script: a user's error is one line and exit status 2.
 
@@ -109,10 +136,12 @@ def run(
     needs: flags without which nothing runs, for the help.
     platform: where --platform names none; "cpu" for what runs no model, and
       should take no accelerator from what does.
-    before: runs before any device is used.
+    before: runs before any device is used, and other processes are joined.
+    spread: whether the cores of a CPU are devices, where the config names no
+      mesh; see `device.start`.
   """
   app.run(
-    lambda argv: _run(lambda: main(*argv[1:]), platform, before),
+    lambda argv: _run(lambda: main(*argv[1:]), platform, before, spread),
     flags_parser=lambda argv: _parse(argv, verbs, words, many, needs),
   )
 
@@ -254,11 +283,14 @@ def _fail(error: BaseException | str) -> NoReturn:
 
 def _end(line: str, status: int) -> NoReturn:
   print(line, file=sys.stderr)
-  sys.exit(status)
+  watch.leave(status)
 
 
 def _run(
-  main: Callable[[], None], platform: str, before: Callable[[], None]
+  main: Callable[[], None],
+  platform: str,
+  before: Callable[[], None],
+  spread: bool,
 ) -> None:
   logging.set_verbosity(logging.DEBUG if VERBOSE.value else logging.INFO)
   # JAX reports each backend that is not there.
@@ -269,15 +301,26 @@ def _run(
   logging.get_absl_handler().addFilter(_is_ours_or_urgent)
   # First: where processes are joined, JAX listens in its stead.
   machine.raise_on_sigterm()
+  place = next(filter(None, _outputs().values()), "the disk")
   try:
     _hand_over()
     before()
-    device.start(PLATFORM.value or platform, cache=CACHE.value)
+    if "distributed" in flags.FLAGS:
+      processes.join(flags.FLAGS["distributed"].value)
+    device.start(
+      PLATFORM.value or platform,
+      cache=CACHE.value,
+      spread=spread and _has_all_cores(),
+    )
     if not platform:  # What runs no model leaves its tables alone on stdout.
       print(device.describe(), flush=True)
     device.require_seen(PLATFORM.value or platform)
-    main()
+    with watch.Watch(lambda error: failures.explain(error, place=place)):
+      main()
     sys.stdout.flush()
+  except channel.Ended as ended:
+    plain = ended.status == 2
+    _end(f"error: {ended}" if plain else f"{ended}: {_GOES_ON}", ended.status)
   except machine.Terminated:
     _end(f"told to end: {_GOES_ON}", 128 + signal.SIGTERM)
   except KeyboardInterrupt:
@@ -285,15 +328,29 @@ def _run(
   except BrokenPipeError:
     # Whoever read the table has seen enough, as `head` does.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(1)
+    watch.leave(1)
   except Exception as error:
-    place = next(filter(None, _outputs().values()), "the disk")
     sentence = failures.explain(error, place=place)
     if not sentence:
-      raise
+      if channel.count() == 1:
+        raise
+      traceback.print_exception(error)
+      watch.leave(1)
     if VERBOSE.value:
       traceback.print_exception(error)
     _fail(error if isinstance(error, failures.Several) else sentence)
+
+
+def _has_all_cores() -> bool:
+  """Whether the cores are this run's, to use as it is best."""
+  # Shards may work beside each other.
+  shard = flags.FLAGS["shard"].value if "shard" in flags.FLAGS else "0/1"
+  whole = shards.parse(shard, os.environ) == shards.WHOLE
+  return (
+    whole
+    and channel.count() == 1
+    and setup.leaves_mesh_open(flags.FLAGS.config)
+  )
 
 
 def _hand_over() -> None:

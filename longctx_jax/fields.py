@@ -22,7 +22,6 @@ METRIC = (
   "longppl.stride",
   "longppl.alpha",
   "longppl.beta",
-  "mesh.fsdp",
   "scoring.window_batch",
 )
 
@@ -39,6 +38,18 @@ TRAINING = (
   "model.rope.rope_type",
   "mesh.fsdp",
   "checkpoint.every",
+)
+
+
+# Flags that say which documents are read, and how.
+OF_DOCUMENTS = (
+  "data",
+  "text_column",
+  "ids_column",
+  "ids_tokenizer",
+  "id_column",
+  "row_range",
+  "limit",
 )
 
 
@@ -68,6 +79,7 @@ def define_data() -> Callable[[], dict[str, Any]]:
   )
   kind = flags.DEFINE_enum("protocol", None, protocol.PROTOCOLS, "BOS rules")
   dtype = flags.DEFINE_enum("dtype", None, convert.DTYPES, "of the weights")
+  weights = flags.DEFINE_string("weights", None, "int8: half the memory")
   return lambda: {
     "data.sources": data.value,
     "data.text_column": text.value,
@@ -79,6 +91,7 @@ def define_data() -> Callable[[], dict[str, Any]]:
     "data.over_length": over.value,
     "longppl.protocol": kind.value,
     "scoring.dtype": dtype.value,
+    "scoring.weights": weights.value,
   }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import logging
 
-from longctx_jax.evaluation import passes, results
+from longctx_jax.evaluation import foreign, passes, results
 from longctx_jax.evaluation.results import LongPplResult
 from longctx_jax.key_tokens.record import KeyTokens, require_spans
 from longctx_jax.model.loaded import LoadedModel, require_tokenizer
@@ -199,7 +199,7 @@ def longppl_from_log_probs(
 
   Raises:
     ValueError: a text that is not the one of its keys, or arrays that do not
-      fit it; see `passes.check_log_probs`.
+      fit it; see `foreign.check_log_probs`.
 
   >>> from longctx_jax import testing
   >>> text = testing.synthetic_document(0, num_words=40)
@@ -219,7 +219,7 @@ def longppl_from_log_probs(
   check_texts(text, keys)
   return results.summarise(
     [
-      passes.result_from_log_probs(*document)
+      foreign.result_from_log_probs(*document)
       for document in zip(keys, text, log_probs, offsets, strict=True)
     ],
     protocol_name=keys[0].manifest.protocol,

@@ -16,6 +16,7 @@ from longctx_jax import commands, fields
 from longctx_jax.evaluation import files, run
 from longctx_jax.evaluation import foreign as foreign_lib
 from longctx_jax.report import comparison
+from longctx_jax.scoring import setup
 
 _CONFIG = commands.define_config("longppl.py", fields.METRIC)
 _FIELDS = fields.define_data()
@@ -25,31 +26,36 @@ _WORKDIR = flags.DEFINE_string("workdir", "runs/eval", "holds all output")
 _MODEL = flags.DEFINE_multi_string("model", None, "model under test")
 _FILE = flags.DEFINE_string("models_file", "", "more models, one a line")
 _TOKENS = flags.DEFINE_bool("per_token", None, "write a row per target")
+_SUMS = flags.DEFINE_bool("sums_only", None, "sum losses on the devices")
 _LOG_PROBS = flags.DEFINE_string("log_probs", "", "Parquet from elsewhere")
 _NAME = flags.DEFINE_string("name", "", "of the model of --log_probs")
 _SHARED = flags.DEFINE_bool("intersection", False, "what keys and data share")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start anew")
+_JOIN = commands.define_distributed()
 
 
 def main():
   """Evaluates, prints the table, says what to do next."""
-  foreign = []
-  if _LOG_PROBS.value:
-    foreign = [foreign_lib.open_log_probs(_LOG_PROBS.value, _NAME.value)]
   values = _FIELDS() | {
     "models": fields.read_models(_MODEL.value, _FILE.value),
     "evaluator": _EVALUATOR.value,
     "key_tokens": _KEYS.value,
     "eval.per_token": _TOKENS.value,
+    "eval.sums_only": _SUMS.value,
   }
-  found = run.evaluate(
-    fields.override(_CONFIG.value, values),
-    workdir=_WORKDIR.value,
-    overwrite=_OVERWRITE.value,
-    foreign=foreign,
-    named=fields.named_fields(_CONFIG, values),
-    intersection=_SHARED.value,
-  )
+  config = fields.override(_CONFIG.value, values)
+  options = dict(overwrite=_OVERWRITE.value, intersection=_SHARED.value)
+  with setup.together(config, **options) as leads:
+    if leads:
+      _evaluate(config, fields.named_fields(_CONFIG, values), options)
+
+
+def _evaluate(config, named, options):
+  foreign = []
+  if _LOG_PROBS.value:
+    foreign = [foreign_lib.open_log_probs(_LOG_PROBS.value, _NAME.value)]
+  options = options | dict(workdir=_WORKDIR.value, foreign=foreign, named=named)
+  found = run.evaluate(config, **options)
   print(comparison.run_table(found, files.load_results(_WORKDIR.value)))
   if any(result.has_numbers for result in found):
     print(f"next: python scripts/report.py html {_WORKDIR.value}")
@@ -57,4 +63,4 @@ def main():
 
 
 if __name__ == "__main__":
-  commands.run(main, needs=("model", "data"))
+  commands.run(main, spread=True, needs=("model", "data"))

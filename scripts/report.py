@@ -3,7 +3,7 @@ r"""Tables, pictures and correlations of what scripts/eval.py wrote.
 python scripts/report.py compare runs/a runs/b --format markdown --baseline A
 python scripts/report.py html runs/eval --data my.txt
 python scripts/report.py correlate runs/eval --benchmarks scores.csv
-python scripts/report.py sweep runs/eval --keys runs/keys --alpha 1,2 --beta=-2
+python scripts/report.py sweep runs/eval --alpha 1,2,4 --beta=-1,-2,-4
 """
 
 from absl import flags

@@ -7,8 +7,8 @@ r"""Scores a corpus with an evaluator: key tokens and long-context scores.
   python scripts/score.py --evaluator E --data my.jsonl --workdir runs/try \
     --limit 20 --config.longppl.short_len=1024
 
-The same command goes on where a run was stopped. A job array shares the work
-with --shard auto; --shard 0/8 to 7/8 are eight processes by hand.
+The same command goes on where a run was stopped. --shard auto shares the work
+of a job array; --distributed runs a model that is too large for one host.
 """
 
 import os
@@ -17,14 +17,12 @@ from absl import flags
 
 from longctx_jax import commands, fields
 from longctx_jax.runtime import shards
-from longctx_jax.scoring import run
+from longctx_jax.scoring import run, setup
 
 _CONFIG = commands.define_config("longppl.py", fields.METRIC)
 _FIELDS = fields.define_data()
 _WORKDIR = flags.DEFINE_string("workdir", None, "all output", required=True)
-_EVALUATOR = flags.DEFINE_string(
-  "evaluator", None, "folder, hub id or .gguf file"
-)
+_EVALUATOR = flags.DEFINE_string("evaluator", None, "finds the key tokens")
 _COLUMNS = flags.DEFINE_list("columns", None, "columns that pass through")
 _CHUNK = flags.DEFINE_integer("chunk_len", None, "cut as training cuts: T")
 _CUTTER = flags.DEFINE_string("chunk_tokenizer", None, "whose ids T counts")
@@ -32,6 +30,7 @@ _DETAIL = flags.DEFINE_string("detail", None, "tokens, keys or scores")
 _SHARD = flags.DEFINE_string("shard", "0/1", "of the documents: i/n, auto")
 _PRUNE = flags.DEFINE_bool("prune", False, "remove what --data lacks")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the store anew")
+_JOIN = commands.define_distributed()
 
 
 def main():
@@ -46,22 +45,23 @@ def main():
   config = fields.override(_CONFIG.value, _FIELDS() | values)
   shard = shards.parse(_SHARD.value, os.environ)
   options = dict(overwrite=_OVERWRITE.value, shard=shard, prune=_PRUNE.value)
+  with setup.together(config, **options | {"shard": str(shard)}) as leads:
+    if leads:
+      _score(config, options)
+
+
+def _score(config, options):
   store = run.score_corpus(config, workdir=_WORKDIR.value, **options)
   print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
+  workdir = _WORKDIR.value
   if config.data.chunk_len:
-    print(
-      "next: python scripts/train.py --config CONFIG --config.loss.weights="
-      f"stored --config.data.key_tokens={_WORKDIR.value} --workdir runs/train"
-    )
-    return
-  same = (
-    "data text_column ids_column ids_tokenizer id_column row_range limit"
-  ).split()
-  print(
-    f"next: python scripts/eval.py --keys {_WORKDIR.value} "
-    f"{fields.given(*same)} --model MODEL --workdir runs/eval"
-  )
+    command = f"train.py --config CONFIG --keys {workdir} --workdir runs/train"
+  else:
+    same = fields.given(*fields.OF_DOCUMENTS)
+    command = f"eval.py --keys {workdir} {same} --model MODEL"
+    command += " --workdir runs/eval"
+  print(f"next: python scripts/{command}")
 
 
 if __name__ == "__main__":
-  commands.run(main, needs=("evaluator", "data", "workdir"))
+  commands.run(main, spread=True, needs=("evaluator", "data", "workdir"))

@@ -17,7 +17,6 @@ import jax
 from absl import flags
 
 from longctx_jax import commands, fields
-from longctx_jax.runtime import processes
 from longctx_jax.training import preflight, run
 
 _CONFIG = commands.define_config("llama2_7b.py", fields.TRAINING)
@@ -25,9 +24,7 @@ _FIELDS = fields.define_training()
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "holds all output", required=True
 )
-_JOIN = flags.DEFINE_string(
-  "distributed", "", "'auto' on a pod, or HOST:PORT,COUNT,INDEX"
-)
+_JOIN = commands.define_distributed()
 _RESTART = flags.DEFINE_integer("restart_at", None, "step of a checkpoint")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
 
@@ -36,9 +33,7 @@ _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the run anew")
 def begin():
   """The config; looks for what is missing while the devices are found."""
   config = fields.override(_CONFIG.value, _FIELDS())
-  looking = preflight.begin(config, workdir=_WORKDIR.value)
-  processes.join(_JOIN.value)
-  return config, looking
+  return config, preflight.begin(config, workdir=_WORKDIR.value)
 
 
 def main():

@@ -185,12 +185,12 @@ def test_every_public_name_has_a_docstring(name):
 
 
 def test_one_place_compiles():
-  """Scorer and training; `choose_backend`, which runs a backend to check it;
-  and what makes parameters, and moves them to the devices and back.
+  """Scorer, eval step and training; `choose_backend`, which runs a backend to
+  check it; and what makes parameters, and moves them to the devices and back.
   """
   compiles = (
-    "scoring.scorer scoring.paper_step model.attention checkpoints.placement "
-    "checkpoints.export training.program training.state"
+    "scoring.scorer scoring.eval_step scoring.paper_step model.attention "
+    "checkpoints.placement checkpoints.export training.program training.state"
   )
   for name, path in MODULES.items():
     used = {

@@ -447,7 +447,7 @@ FAULTS = {
   # log-probs of an engine that cut the prompt
   "silent-6": """
     evaluation/caveats_test::test_an_engine_that_cut_its_prompt_is_not_the_tokenizers_fault
-    evaluation/passes_test::test_what_an_engine_read_is_seen_from_its_log_probs""",
+    evaluation/foreign_test::test_what_an_engine_read_is_seen_from_its_log_probs""",
   # K + d beyond the row, in training
   "silent-7": """
     training/start_test::test_a_window_longer_than_a_row_is_refused

@@ -228,12 +228,14 @@ def documented():
 
 def defined_flags(path):
   """Names in DEFINE calls of a file."""
-  return {
-    node.args[0].value
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.Call)
-    and ast.unparse(node.func).startswith("flags.DEFINE_")
-  }
+  names = set()
+  for node in ast.walk(ast.parse(path.read_text())):
+    called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    if called.startswith("flags.DEFINE_") and node.args:
+      names |= {getattr(node.args[0], "value", "")}
+    elif called == "fields.define_values":
+      names |= {keyword.arg for keyword in node.keywords}
+  return names
 
 
 def test_documented_flags_and_files_exist():

@@ -40,7 +40,8 @@ def check_dtype(name: str, *, field: str) -> None:
   """
   if name not in DTYPES:
     known = ", ".join(filter(None, DTYPES))
-    raise ValueError(f"{field}={name!r} is not one of {known}")
+    remedy = "; --weights int8 rounds what scores" if name == "int8" else ""
+    raise ValueError(f"{field}={name!r} is not one of {known}{remedy}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from longctx_jax.checkpoints import folder_files, tensor_map, weights
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.checkpoints.tensor_source import TensorSource
-from longctx_jax.model import parameters
+from longctx_jax.model import int8, parameters
 from longctx_jax.model.config import ModelConfig
 
 _KINDS = {
@@ -54,7 +54,12 @@ class ParameterSource:
   path = "parameters"
 
   def __init__(self, params: nnx.State, config: ModelConfig):
-    """Names the tensors; moves nothing."""
+    """Names the tensors; moves nothing.
+
+    Raises:
+      ValueError: see `int8.require_plain`.
+    """
+    int8.require_plain(params, doing="a checkpoint")
     self._params = {
       name: value[...] for name, value in parameters.flatten(params).items()
     }

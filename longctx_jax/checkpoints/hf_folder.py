@@ -42,12 +42,7 @@ class SafetensorsSource:
     self._folder = pathlib.Path(folder)
     self.path = str(folder)
     self._file, self._handle = "", None
-    path = self._folder / "config.json"
-    _refuse_adapter(self._folder)
-    if not path.is_file():
-      raise FileNotFoundError(f"{folder}: no config.json")
-    self.config: dict[str, Any] = foreign_files.read_json(path)
-    _add_stated_length(self.config, self._folder)
+    self.config = read_fields(self._folder)
     indexed, files = _read_index(self._folder)
     absent = [file for file in files if not (self._folder / file).is_file()]
     if absent:
@@ -136,6 +131,22 @@ class SafetensorsSource:
     """The stored bits as unsigned integers."""
     tensor = self.read(name)
     return tensor.view(np.dtype(f"u{tensor.dtype.itemsize}"))
+
+
+def read_fields(folder: pathlib.Path) -> dict[str, Any]:
+  """The fields of a folder's config.json.
+
+  Raises:
+    FileNotFoundError: it has none.
+    ValueError: an adapter, or no JSON.
+  """
+  _refuse_adapter(folder)
+  path = folder / "config.json"
+  if not path.is_file():
+    raise FileNotFoundError(f"{folder}: no config.json")
+  config: dict[str, Any] = foreign_files.read_json(path)
+  _add_stated_length(config, folder)
+  return config
 
 
 def _read_index(folder: pathlib.Path) -> tuple[dict[str, str], list[str]]:

@@ -15,19 +15,21 @@ from longctx_jax.checkpoints import (
   hub,
   orbax_folder,
   step_folder,
-  weights,
 )
-from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints import weights as weights_lib
+from longctx_jax.checkpoints.facts import config_json, published
 from longctx_jax.checkpoints.gguf import tensors
 from longctx_jax.checkpoints.gguf import tokenizer as tokenizer_lib
 from longctx_jax.checkpoints.tensor_source import TensorSource
-from longctx_jax.model import defaults, parameters, sharding
+from longctx_jax.model import defaults, int8, parameters
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import foreign_files
 from longctx_jax.runtime.progress import heartbeat
 from longctx_jax.text import tokenizer_files
 from longctx_jax.text.tokenizer import TextTokenizer
+
+# How kernels lie on the devices; "" is in the dtype.
+WEIGHTS = ("", int8.FORMAT)
 
 
 def load_model(
@@ -35,6 +37,7 @@ def load_model(
   *,
   mesh: jax.sharding.Mesh | None = None,
   dtype: DTypeLike | None = None,
+  weights: str = "",
   allow_missing: str = "",
 ) -> LoadedModel:
   """Loads a model and its tokenizer.
@@ -43,9 +46,11 @@ def load_model(
     path: a Hugging Face folder, a folder that scripts/convert.py wrote in
       Orbax's format, a .gguf file, a hub id, or the checkpoint of a training
       step (W/checkpoints/100).
-    mesh: default: all devices on the `fsdp` axis.
+    mesh: default: `defaults.mesh`.
     dtype: of the parameters and activations; default: `defaults.dtype`.
       Log-probs are float32 in any case.
+    weights: one of `WEIGHTS`: "int8" rounds the kernels of the layers as they
+      are read, for scoring alone; see the module `int8`.
     allow_missing: regular expression of tensor names; see
       `weights.CheckedSource`.
 
@@ -64,26 +69,30 @@ def load_model(
   2
   """
   name = str(path)
+  check_weights(weights)
   folder, revision = hub.resolve(name)
+  if weights:
+    _require_tensors(folder, name)
   dtype = defaults.dtype(dtype)
-  if mesh is None:
-    mesh = sharding.make_mesh({"fsdp": -1})
-  kwargs = dict(dtype=dtype, mesh=mesh)
   if orbax_folder.is_orbax(folder):
     record = orbax_folder.read_record(folder)
     config = orbax_folder.read_config(folder)
     tokenizer = _tokenizer(folder, name, config)
+    mesh = mesh or defaults.mesh(config, dtype)
     with heartbeat(name, doing="loading"):
-      loaded = orbax_folder.load_parameters(folder, config, **kwargs)
+      loaded = orbax_folder.load_parameters(
+        folder, config, dtype=dtype, mesh=mesh
+      )
     revision, digest = record["revision"], record["checksum"]
     weight_format = f"orbax {record['dtype']}"
   elif step_folder.is_step(folder):
     config = step_folder.read_config(folder)
     tokenizer = _tokenizer(facts_folder(folder), name, config)
+    mesh = mesh or defaults.mesh(config, dtype)
     with heartbeat(name):
       # As stored, so that the identity doesn't depend on how it is loaded.
       graphdef, params = step_folder.load_parameters(folder, config, mesh=mesh)
-      digest = weights.checksum(export.ParameterSource(params, config))
+      digest = weights_lib.checksum(export.ParameterSource(params, config))
     graphdef, _ = parameters.abstract_model(config, dtype)
     loaded = graphdef, jax.tree.map(lambda x: x.astype(dtype), params)
     weight_format = "checkpoint float32"
@@ -91,12 +100,21 @@ def load_model(
     source = open_source(folder)
     config = read_config(source, name=name)
     tokenizer = _tokenizer(folder, name, config)
+    mesh = mesh or defaults.mesh(config, dtype)
     with heartbeat(name, doing="loading"):
-      loaded = weights.load_parameters(
-        source, config, allow_missing=allow_missing, **kwargs
+      loaded = weights_lib.load_parameters(
+        source,
+        config,
+        allow_missing=allow_missing,
+        rounded=weights == int8.FORMAT,
+        dtype=dtype,
+        mesh=mesh,
       )
-      digest = weights.checksum(source)
+      digest = weights_lib.checksum(source)
     weight_format = source.weight_format
+    if weights:
+      # Part of the identity: the checksum is of what is stored.
+      weight_format = int8.named(weight_format)
   return LoadedModel(
     name=name,
     graphdef=loaded[0],
@@ -108,6 +126,29 @@ def load_model(
     revision=revision,
     weight_format=weight_format,
   )
+
+
+def check_weights(weights: str) -> None:
+  """Raises ValueError for weights that are none of `WEIGHTS`."""
+  if weights not in WEIGHTS:
+    raise ValueError(
+      f"weights={weights!r} is not one of {', '.join(filter(None, WEIGHTS))}; "
+      "without it they are in the dtype"
+    )
+
+
+def _require_tensors(folder: pathlib.Path, name: str) -> None:
+  """Raises ValueError where parameters come whole, and not in slabs."""
+  remedy = ""
+  if orbax_folder.is_orbax(folder):
+    remedy = f"python scripts/convert.py --model {name} --output FOLDER"
+  elif step_folder.is_step(folder):
+    remedy = "take the export of the run"
+  if remedy:
+    raise ValueError(
+      f"{name}: weights are rounded to int8 from safetensors or GGUF, which "
+      f"are read in slabs: {remedy}"
+    )
 
 
 def describe_model(
@@ -163,8 +204,26 @@ def read_facts(
     return step_folder.read_config(folder)
   if weights_here:
     return read_config(open_source(folder), name=name)
-  fields = foreign_files.read_json(folder / "config.json")
+  fields = hf_folder.read_fields(facts_folder(folder))
   return config_json.from_hf(fields, source=name)
+
+
+def facts_of(path: str | pathlib.Path) -> ModelConfig:
+  """The facts of a model, of which no weights need to be there.
+
+  Args:
+    path: see `load_model`; a folder may hold a config.json alone. What
+      `published.FIELDS` knows is not asked for at the hub.
+
+  Raises:
+    FileNotFoundError: where there is no such path.
+    ValueError: see `config_json.from_hf`.
+  """
+  name = str(path)
+  if name in published.FIELDS and not pathlib.Path(name).exists():
+    return config_json.from_hf(published.FIELDS[name], source=name)
+  folder, _ = hub.resolve(name, weights=False)
+  return read_facts(folder, name=name, weights_here=folder.is_file())
 
 
 def stored_checksum(path: str | pathlib.Path) -> str:
@@ -178,7 +237,7 @@ def stored_checksum(path: str | pathlib.Path) -> str:
     return orbax_folder.read_record(folder)["checksum"]
   if step_folder.is_step(folder):
     return load_model(path, dtype=jnp.float32).checksum
-  return weights.checksum(open_source(folder))
+  return weights_lib.checksum(open_source(folder))
 
 
 def facts_folder(folder: pathlib.Path) -> pathlib.Path:
@@ -216,7 +275,7 @@ def read_config(source: TensorSource, *, name: str) -> ModelConfig:
   config = config_json.from_hf(source.config, source=name)
   if doubt := config_json.doubtful_context(source.config):
     logging.warning("%s: %s", name, doubt)
-  return weights.with_stored_head(source, config)
+  return weights_lib.with_stored_head(source, config)
 
 
 def _tokenizer(

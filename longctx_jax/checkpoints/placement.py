@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from longctx_jax.checkpoints.tensor_map import TensorRef
+from longctx_jax.model import int8
+from longctx_jax.model.int8 import Int8Kernel
 
 # Of a slab; a single layer may be larger.
 _SLAB_BYTES = 2**28
@@ -54,15 +57,49 @@ def place(
     dtype: of the parameter.
     sharding: where its parts go; a stack's first axis must not be split.
   """
-  if refs[0].place:
-    layer_bytes = math.prod(shape[1:]) * np.dtype(dtype).itemsize
-    fitting = max(1, _SLAB_BYTES // layer_bytes)
-    # All slabs have one size: one program writes them.
-    divisors = [n for n in range(1, shape[0] + 1) if shape[0] % n == 0]
-    count = max(n for n in divisors if n <= fitting)
-    if count < shape[0]:
-      return _place_slabs(read, refs, shape, dtype, sharding, count)
+  if refs[0].place and _layers_of_slab(shape, dtype) < shape[0]:
+    stack = jnp.zeros(shape, dtype, device=sharding)
+    write = _writer(sharding)
+    return _place_slabs(read, refs, shape, dtype, sharding, stack, write)
   return _read_slab(read, refs, shape, dtype, sharding, 0)
+
+
+def place_int8(
+  read: Read,
+  refs: Sequence[TensorRef],
+  shape: tuple[int, ...],
+  *,
+  sharding: NamedSharding,
+) -> Int8Kernel:
+  """Builds a stack of kernels in int8, as `place` does.
+
+  Each slab is rounded on the devices, from float32: there is one there, never
+  a stack of kernels that are not yet rounded.
+
+  Args:
+    read, refs, shape: see `place`.
+    sharding: of the kernels; each scale goes with its output channel.
+  """
+  parts = int8.shardings(sharding)
+  scale_shape = (*shape[:-2], shape[-1])
+  stack = Int8Kernel(
+    jnp.zeros(shape, jnp.int8, device=parts.values),
+    jnp.zeros(scale_shape, jnp.float32, device=parts.scale),
+  )
+  write = _int8_writer(sharding)
+  return _place_slabs(read, refs, shape, np.float32, sharding, stack, write)
+
+
+def _layers_of_slab(shape: tuple[int, ...], dtype: DTypeLike) -> int:
+  layer_bytes = math.prod(shape[1:]) * np.dtype(dtype).itemsize
+  fitting = max(1, _SLAB_BYTES // layer_bytes)
+  # All slabs have one size: one program writes them.
+  divisors = [n for n in range(1, shape[0] + 1) if shape[0] % n == 0]
+  return max(n for n in divisors if n <= fitting)
+
+
+# An array, or the parts of an `Int8Kernel`.
+Stack = TypeVar("Stack")
 
 
 def _place_slabs(
@@ -71,29 +108,41 @@ def _place_slabs(
   shape: tuple[int, ...],
   dtype: DTypeLike,
   sharding: NamedSharding,
-  count: int,
-) -> jax.Array:
-  stack = jnp.zeros(shape, dtype, device=sharding)
+  stack: Stack,
+  write: Callable[[Stack, jax.Array, int], Stack],
+) -> Stack:
+  count = _layers_of_slab(shape, dtype)
   for start in range(0, shape[0], count):
     own = [ref for ref in refs if start <= ref.place[0] < start + count]
     slab_shape = (count, *shape[1:])
     slab = _read_slab(read, own, slab_shape, dtype, sharding, start)
-    stack = _writer(sharding)(stack, slab, start)
     # A transfer holds the host's copy, so that the next slab waits for it.
-    stack.block_until_ready()
+    stack = jax.block_until_ready(write(stack, slab, start))
   return stack
 
 
+def _update(stack: jax.Array, slab: jax.Array, start: int) -> jax.Array:
+  return jax.lax.dynamic_update_slice_in_dim(stack, slab, start, axis=0)
+
+
+# In place: a second stack would not fit.
 @functools.cache
 def _writer(
   sharding: NamedSharding,
 ) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
+  return jax.jit(_update, donate_argnums=0, out_shardings=sharding)
+
+
+@functools.cache
+def _int8_writer(
+  sharding: NamedSharding,
+) -> Callable[[Int8Kernel, jax.Array, int], Int8Kernel]:
+  def write(stack: Int8Kernel, slab: jax.Array, start: int) -> Int8Kernel:
+    rounded = int8.quantise(slab)
+    return jax.tree.map(lambda a, b: _update(a, b, start), stack, rounded)
+
   return jax.jit(
-    lambda stack, slab, start: jax.lax.dynamic_update_slice_in_dim(
-      stack, slab, start, axis=0
-    ),
-    donate_argnums=0,  # In place: a second stack would not fit.
-    out_shardings=sharding,
+    write, donate_argnums=0, out_shardings=int8.shardings(sharding)
   )
 
 

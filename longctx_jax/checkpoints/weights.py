@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 
+import jax
 import ml_dtypes  # noqa: F401  safetensors reads bfloat16 only with it
 import numpy as np
 from absl import logging
@@ -19,7 +20,7 @@ from jaxtyping import UInt32
 from longctx_jax.checkpoints import placement, tensor_map, weight_faults
 from longctx_jax.checkpoints.tensor_map import TensorRef
 from longctx_jax.checkpoints.tensor_source import TensorSource
-from longctx_jax.model import partition
+from longctx_jax.model import int8, partition
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.parameters import abstract_model, parameter_shapes
 
@@ -176,6 +177,7 @@ def load_parameters(
   dtype: DTypeLike,
   mesh: Mesh,
   allow_missing: str = "",
+  rounded: bool = False,
 ) -> tuple[nnx.GraphDef, nnx.State]:
   """Reads every tensor straight into its place on the mesh.
 
@@ -185,6 +187,7 @@ def load_parameters(
     dtype: dtype of the parameters on the devices.
     mesh: where they go, by `partition.parameter_shardings`.
     allow_missing: see `CheckedSource`.
+    rounded: whether kernels become `int8.Int8Kernel`s.
 
   Returns:
     (graphdef, params) of a `Transformer`.
@@ -202,15 +205,15 @@ def load_parameters(
   flat = []
   paths = nnx.to_flat_state(params)
   for name, (path, leaf) in zip(shapes, paths, strict=True):
-    array = placement.place(
-      source.read,
-      table[name],
-      shapes[name],
-      dtype=dtype,
-      sharding=shardings[name],
+    if rounded and int8.is_rounded(name):
+      place = placement.place_int8
+    else:
+      place = functools.partial(placement.place, dtype=dtype)
+    placed = place(
+      source.read, table[name], shapes[name], sharding=shardings[name]
     )
     # Transfers hold the host's copy: one parameter at a time.
-    flat.append((path, leaf.replace(array.block_until_ready())))
+    flat.append((path, leaf.replace(jax.block_until_ready(placed))))
   source.inspector.warn()
   return graphdef, nnx.from_flat_state(flat)
 

@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from jaxtyping import Int
 
 from longctx_jax.evaluation import passes, results
+from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.evaluation.matched import Matched
 from longctx_jax.evaluation.results import ModelResult
+from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.runtime import failures, urls
 
 COLUMNS = ("doc_id", "token_start", "token_end", "log_prob")
+# Longest first token: a text that begins later was cut at its front.
+_FIRST_TOKEN_CHARS = 256
 _LISTS = (
   pa.types.is_list,
   pa.types.is_large_list,
@@ -92,6 +97,95 @@ def open_log_probs(path: str | pathlib.Path, name: str) -> ForeignLogProbs:
   return ForeignLogProbs(name.replace("/", "--"), str(path))
 
 
+def check_log_probs(
+  doc_id: str, text: str, log_probs: Any, offsets: Any
+) -> tuple[np.ndarray, np.ndarray]:
+  """Log-probs from elsewhere as arrays, if they fit the text.
+
+  Raises:
+    ValueError: other lengths, a log-prob that is not a number or above 0, or
+      offsets that are unordered or outside the text; the first fault is named.
+  """
+  try:
+    log_probs = np.asarray(log_probs, np.float64)
+    given = np.asarray(offsets)
+    offsets = given.astype(np.int64).reshape(-1, 2)
+    if given.size and (given != offsets.reshape(given.shape)).any():
+      raise ValueError("an offset is no integer")
+  except (TypeError, ValueError, OverflowError) as error:
+    raise ValueError(
+      f"document {doc_id!r}: log-probs are numbers, offsets pairs of integers: "
+      f"{error}"
+    ) from error
+  if len(log_probs) != len(offsets) or not len(log_probs):
+    raise ValueError(
+      f"document {doc_id!r}: {len(log_probs)} log-probs and {len(offsets)} "
+      "offsets; there must be one of each per target"
+    )
+  # Rounding may leave a certain token a hair above 0.
+  bad = ~np.isfinite(log_probs) | (log_probs > 1e-3)
+  if bad.any():
+    t = int(bad.argmax())
+    raise ValueError(
+      f"document {doc_id!r}: log-prob {log_probs[t]} at target {t} is not the "
+      "logarithm of a probability (nats)"
+    )
+  starts, ends = offsets[:, 0], offsets[:, 1]
+  bad = (starts < 0) | (ends < starts) | (ends > len(text))
+  bad[1:] |= np.diff(starts) < 0
+  if bad.any():
+    t = int(bad.argmax())
+    raise ValueError(
+      f"document {doc_id!r}: offsets {offsets[t].tolist()} at target {t} are "
+      f"unordered or outside the text of {len(text)} characters"
+    )
+  return np.minimum(log_probs, 0.0), offsets
+
+
+def result_from_log_probs(
+  keys: KeyTokens, text: str, log_probs: Any, offsets: Any
+) -> DocumentResult:
+  """A document under a model whose log-probs were computed elsewhere.
+
+  Args:
+    keys: of the document.
+    text: the document.
+    log_probs: log P(target | full context) [T], nats; not read where there is
+      nothing to evaluate.
+    offsets: characters of the targets [T, 2].
+
+  Raises:
+    ValueError: see `check_log_probs`.
+  """
+  if keys.reason in passes.UNREADABLE:
+    return passes.unscored(keys, text, keys.reason)
+  log_probs, offsets = check_log_probs(keys.doc_id, text, log_probs, offsets)
+  # What the evaluator did not read of a document counts for nobody.
+  kept = offsets[:, 1] <= keys.n_chars
+  if not kept.any():
+    raise ValueError(
+      f"document {keys.doc_id!r}: all {len(offsets)} offsets lie behind the "
+      f"{keys.n_chars} characters that the evaluator read: the log-probs are "
+      "of another part of the text"
+    )
+  offsets, log_probs = offsets[kept], log_probs[kept]
+  read = _read_by_another(text[: keys.n_chars], offsets)
+  return passes.document_result(keys, text, offsets, log_probs, read=read)
+
+
+def _read_by_another(
+  text: str, offsets: Int[np.ndarray, "T 2"]
+) -> tuple[int, int]:
+  """Characters that an engine read, as far as its log-probs show it.
+
+  The first token has none, and spaces at the end may belong to no token.
+  """
+  start, end = int(offsets[:, 0].min()), int(offsets[:, 1].max())
+  if start <= _FIRST_TOKEN_CHARS:
+    start = 0
+  return start, end if text[end:].strip() else len(text)
+
+
 def evaluate_log_probs(
   foreign: ForeignLogProbs, matched: Matched
 ) -> ModelResult:
@@ -99,7 +193,7 @@ def evaluate_log_probs(
 
   Raises:
     ValueError: a document without a row, or arrays that do not fit its text;
-      see `passes.check_log_probs`.
+      see `check_log_probs`.
   """
   rows = foreign.rows()
   found, scores = [], []
@@ -118,7 +212,7 @@ def evaluate_log_probs(
         f"and {len(ends)} token_end; there must be one of each per target"
       )
     found.append(
-      passes.result_from_log_probs(
+      result_from_log_probs(
         keys,
         document.text,
         row["log_prob"] or [],

@@ -13,12 +13,17 @@ _STEP = re.compile(r"(checkpoint|step)?[-_]?\d+")
 _STATED = re.compile(r"([\w.+-]+)=(.+)")
 
 
-def read(words: Sequence[str]) -> dict[str, str]:
+def read(words: Sequence[str], *, form: str = "") -> dict[str, str]:
   """Name -> path of each model, from words that are PATH or NAME=PATH.
 
   Without a name, a hub id is called by itself with "--" for "/", a run's
   export by the run ("a" of runs/a/export), a step by run and step
   ("lr1--checkpoint-500"), and anything else by the last part of its path.
+
+  Args:
+    words: what the user says.
+    form: of the weights, where it is not the stored one ("int8"): the end of
+      a name that is made here, so that both forms have a row.
 
   Raises:
     ValueError: two models of one name, or a path that has none.
@@ -26,6 +31,8 @@ def read(words: Sequence[str]) -> dict[str, str]:
   named: dict[str, str] = {}
   for word in words:
     name, path = _split(word)
+    if name and form and path == word:
+      name = f"{name}-{form}"
     if not name:
       raise ValueError(
         f"--model {path} has no name: write --model NAME={path}, or name a "

@@ -17,9 +17,11 @@ from longctx_jax.key_tokens import manifest as manifest_lib
 from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.paper import intervals, spans
-from longctx_jax.scoring import finder, protocol
+from longctx_jax.scoring import eval_step, finder, protocol
 from longctx_jax.scoring import scorer as scorer_lib
+from longctx_jax.scoring.eval_step import SumJob, Summed, Summer, Sums
 from longctx_jax.scoring.protocol import Prepared
+from longctx_jax.scoring.scorer import Job, Scores
 
 # Documents that no model can be evaluated on.
 UNREADABLE = (
@@ -29,10 +31,6 @@ UNREADABLE = (
   "failed",
   "unusable_offsets",
 )
-
-
-# Longest first token: a text that begins later was cut at its front.
-_FIRST_TOKEN_CHARS = 256
 
 
 def document_result(
@@ -58,53 +56,97 @@ def document_result(
     read: characters [a, b) that the model read; None for all that the
       evaluator did.
   """
-  bad = ~np.isfinite(log_probs)
-  if bad.any():
-    t = int(bad.argmax())
-    return unscored(
-      keys,
-      text,
-      "failed",
-      cause=f"the log-prob of target {t} of {len(bad)} is {log_probs[t]}: the "
-      "weights are damaged, or overflow in their dtype",
+  marked = _mark(keys, text, offsets, unpredicted=unpredicted, read=read)
+  sums = eval_step.sum_on_host(log_probs, marked.key_mask, marked.expected)
+  return marked.result(sums)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Marked:
+  """A document as a model reads it, and what is to be summed of it.
+
+  Fields as the arguments of `document_result`, and for each target: `key_mask`,
+  whether it is key [T]; `expected`, the evaluator's log-prob, or NaN [T].
+  """
+
+  keys: KeyTokens
+  text: str
+  offsets: np.ndarray
+  key_mask: np.ndarray
+  expected: np.ndarray
+  unpredicted: np.ndarray | None
+  read: tuple[int, int]
+
+  def result(self, sums: Sums) -> DocumentResult:
+    """The document, once its log-probs are summed."""
+    keys, text, offsets = self.keys, self.text, self.offsets
+    count = len(offsets)
+    if sums.fault:
+      t, value = sums.fault
+      return unscored(
+        keys,
+        text,
+        "failed",
+        cause=f"the log-prob of target {t} of {count} is {value}: the weights "
+        "are damaged, or overflow in their dtype",
+      )
+    facts = unscored(keys, text, keys.reason)
+    covered = spans.covered_share(keys.spans, offsets, self.key_mask) or 0.0
+    unscorable = 0
+    if self.unpredicted is not None:
+      first = spans.project(
+        keys.spans, self.unpredicted[None], policy="contained"
+      )
+      unscorable = int(first[0])
+    reason = keys.reason
+    if not reason and not self.key_mask.any():
+      reason = "no_key_tokens"
+    scored = text[offsets[:, 0].min() : offsets[:, 1].max()]
+    inside = np.clip(spans.merge_adjacent(keys.spans), *self.read)
+    read_from, read_to = self.read
+    regions = intervals.region_labels(self.key_mask)
+    shared = self.expected[np.isfinite(self.expected)].astype(np.float64)
+    return dataclasses.replace(
+      facts,
+      reason=reason,
+      n_tokens=count,
+      nll_sum=sums.nll_sum,
+      n_bytes=len(scored.encode()),
+      n_words=len(scored.split()),
+      region_nll_sums=sums.region_nll_sums,
+      region_counts=tuple(np.bincount(regions).tolist()),
+      key_bytes=sum(
+        len(text[start:end].encode())
+        for start, end in spans.merge_adjacent(offsets[self.key_mask])
+      ),
+      covered_chars=round(covered * facts.key_chars),
+      n_unscorable_key=unscorable,
+      truncated=read_to - read_from < keys.n_chars,
+      read_from=read_from,
+      read_to=read_to,
+      unread_key_chars=facts.key_chars - int(np.diff(inside).sum()),
+      shared_nll_sum=-float(shared.sum()),
+      shared_gap_sum=sums.gap_sum,
     )
-  read_from, read_to = read or (0, keys.n_chars)
+
+
+def _mark(
+  keys: KeyTokens,
+  text: str,
+  offsets: Int[np.ndarray, "T 2"],
+  *,
+  unpredicted: Int[np.ndarray, " 2"] | None,
+  read: tuple[int, int] | None,
+) -> _Marked:
   key_mask = spans.project(keys.spans, offsets, policy="contained")
-  nll = -np.asarray(log_probs, np.float64)
-  regions = intervals.region_labels(key_mask)
-  facts = unscored(keys, text, keys.reason)
-  covered = spans.covered_share(keys.spans, offsets, key_mask) or 0.0
-  unscorable = 0
-  if unpredicted is not None:
-    first = spans.project(keys.spans, unpredicted[None], policy="contained")
-    unscorable = int(first[0])
-  reason = keys.reason
-  if not reason and not key_mask.any():
-    reason = "no_key_tokens"
-  shared_nll_sum, shared_gap_sum = _compare(keys, offsets, log_probs)
-  scored = text[offsets[:, 0].min() : offsets[:, 1].max()]
-  inside = np.clip(spans.merge_adjacent(keys.spans), read_from, read_to)
-  return dataclasses.replace(
-    facts,
-    reason=reason,
-    n_tokens=len(nll),
-    nll_sum=float(nll.sum()),
-    n_bytes=len(scored.encode()),
-    n_words=len(scored.split()),
-    region_nll_sums=tuple(np.bincount(regions, weights=nll[key_mask]).tolist()),
-    region_counts=tuple(np.bincount(regions).tolist()),
-    key_bytes=sum(
-      len(text[start:end].encode())
-      for start, end in spans.merge_adjacent(offsets[key_mask])
-    ),
-    covered_chars=round(covered * facts.key_chars),
-    n_unscorable_key=unscorable,
-    truncated=read_to - read_from < keys.n_chars,
-    read_from=read_from,
-    read_to=read_to,
-    unread_key_chars=facts.key_chars - int(np.diff(inside).sum()),
-    shared_nll_sum=shared_nll_sum,
-    shared_gap_sum=shared_gap_sum,
+  return _Marked(
+    keys=keys,
+    text=text,
+    offsets=offsets,
+    key_mask=key_mask,
+    expected=keys.long_log_probs_at(offsets),
+    unpredicted=unpredicted,
+    read=read or (0, keys.n_chars),
   )
 
 
@@ -136,24 +178,6 @@ def unscored(
   )
 
 
-def _compare(keys, offsets, log_probs):
-  """(evaluator's NLL, sum of differences) over targets that both have."""
-  if keys.long_log_probs is None:
-    return 0.0, 0.0
-
-  def places(pairs):
-    return pairs[:, 0] * (keys.n_chars + 1) + pairs[:, 1]
-
-  _, mine, theirs = np.intersect1d(
-    places(offsets), places(keys.offsets), return_indices=True
-  )
-  log_probs = np.asarray(log_probs, np.float64)[mine]
-  expected = keys.long_log_probs[theirs].astype(np.float64)
-  known = np.isfinite(log_probs) & np.isfinite(expected)
-  gaps = np.abs(log_probs - expected)[known]
-  return -float(expected[known].sum()), float(gaps.sum())
-
-
 def has_evaluators_name(manifest: Manifest, name: str) -> bool:
   """Whether slice files, which say no more, are of a model of this name.
 
@@ -170,95 +194,6 @@ def has_evaluators_name(manifest: Manifest, name: str) -> bool:
   return manifest.detail == "spans" and (
     short(manifest.evaluator) == short(name)
   )
-
-
-def check_log_probs(
-  doc_id: str, text: str, log_probs: Any, offsets: Any
-) -> tuple[np.ndarray, np.ndarray]:
-  """Log-probs from elsewhere as arrays, if they fit the text.
-
-  Raises:
-    ValueError: other lengths, a log-prob that is not a number or above 0, or
-      offsets that are unordered or outside the text; the first fault is named.
-  """
-  try:
-    log_probs = np.asarray(log_probs, np.float64)
-    given = np.asarray(offsets)
-    offsets = given.astype(np.int64).reshape(-1, 2)
-    if given.size and (given != offsets.reshape(given.shape)).any():
-      raise ValueError("an offset is no integer")
-  except (TypeError, ValueError, OverflowError) as error:
-    raise ValueError(
-      f"document {doc_id!r}: log-probs are numbers, offsets pairs of integers: "
-      f"{error}"
-    ) from error
-  if len(log_probs) != len(offsets) or not len(log_probs):
-    raise ValueError(
-      f"document {doc_id!r}: {len(log_probs)} log-probs and {len(offsets)} "
-      "offsets; there must be one of each per target"
-    )
-  # Rounding may leave a certain token a hair above 0.
-  bad = ~np.isfinite(log_probs) | (log_probs > 1e-3)
-  if bad.any():
-    t = int(bad.argmax())
-    raise ValueError(
-      f"document {doc_id!r}: log-prob {log_probs[t]} at target {t} is not the "
-      "logarithm of a probability (nats)"
-    )
-  starts, ends = offsets[:, 0], offsets[:, 1]
-  bad = (starts < 0) | (ends < starts) | (ends > len(text))
-  bad[1:] |= np.diff(starts) < 0
-  if bad.any():
-    t = int(bad.argmax())
-    raise ValueError(
-      f"document {doc_id!r}: offsets {offsets[t].tolist()} at target {t} are "
-      f"unordered or outside the text of {len(text)} characters"
-    )
-  return np.minimum(log_probs, 0.0), offsets
-
-
-def result_from_log_probs(
-  keys: KeyTokens, text: str, log_probs: Any, offsets: Any
-) -> DocumentResult:
-  """A document under a model whose log-probs were computed elsewhere.
-
-  Args:
-    keys: of the document.
-    text: the document.
-    log_probs: log P(target | full context) [T], nats; not read where there is
-      nothing to evaluate.
-    offsets: characters of the targets [T, 2].
-
-  Raises:
-    ValueError: see `check_log_probs`.
-  """
-  if keys.reason in UNREADABLE:
-    return unscored(keys, text, keys.reason)
-  log_probs, offsets = check_log_probs(keys.doc_id, text, log_probs, offsets)
-  # What the evaluator did not read of a document counts for nobody.
-  kept = offsets[:, 1] <= keys.n_chars
-  if not kept.any():
-    raise ValueError(
-      f"document {keys.doc_id!r}: all {len(offsets)} offsets lie behind the "
-      f"{keys.n_chars} characters that the evaluator read: the log-probs are "
-      "of another part of the text"
-    )
-  offsets, log_probs = offsets[kept], log_probs[kept]
-  read = _read_by_another(text[: keys.n_chars], offsets)
-  return document_result(keys, text, offsets, log_probs, read=read)
-
-
-def _read_by_another(
-  text: str, offsets: Int[np.ndarray, "T 2"]
-) -> tuple[int, int]:
-  """Characters that an engine read, as far as its log-probs show it.
-
-  The first token has none, and spaces at the end may belong to no token.
-  """
-  start, end = int(offsets[:, 0].min()), int(offsets[:, 1].max())
-  if start <= _FIRST_TOKEN_CHARS:
-    start = 0
-  return start, end if text[end:].strip() else len(text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,6 +227,8 @@ class Evaluation:
 
   Attributes:
     scorer: of the model under test.
+    summer: of the same model, where sums alone leave the devices; None where
+      each log-prob does.
     protocol: "paper" or "strict".
     self_evaluated: whether evaluator and model have the same weights or, where
       the key tokens come from slice files, the same name.
@@ -306,8 +243,10 @@ class Evaluation:
     *,
     max_length: int = 0,
     over_length: str = "truncate_end",
+    summer: Summer | None = None,
   ):
     self.scorer = scorer
+    self.summer = summer
     self.protocol = manifest.protocol
     self.reused = 0
     self._over_length = over_length
@@ -330,28 +269,55 @@ class Evaluation:
       protocol.check_bos(self.scorer, texts)
 
   def evaluate(
-    self, pairs: Iterable[tuple[KeyTokens, str]]
+    self, pairs: Iterable[tuple[KeyTokens, str]], *, ahead: bool = False
   ) -> Iterator[Evaluated]:
-    """Evaluates documents; they come back as they finish."""
-    # By place, since key tokens found one by one share their index.
-    waiting: dict[int, tuple[KeyTokens, str, Prepared]] = {}
+    """Evaluates documents; they come back as they finish.
 
-    def jobs() -> Iterator[scorer_lib.Job | Evaluated]:
-      for place, (keys, text) in enumerate(pairs):
+    Args:
+      pairs: read one by one, no further ahead than the passes need.
+      ahead: read them in a thread, some passes further: for many.
+    """
+    # By place, since key tokens found one by one share their index.
+    waiting: dict[int, tuple[_Marked, Prepared]] = {}
+
+    def read() -> Iterator[tuple[Any, ...]]:
+      for keys, text in pairs:
         prepared, log_probs = self._read(keys, text[: keys.n_chars])
+        yield prepared, keys, text, log_probs
+
+    def jobs(items: Iterable[Any]) -> Iterator[Job | SumJob | Evaluated]:
+      for place, (prepared, keys, text, log_probs) in enumerate(items):
         if prepared.reason:
           yield Evaluated(keys, unscored(keys, text, prepared.reason))
-        elif log_probs is not None:
+          continue
+        marked = _mark(
+          keys,
+          text,
+          prepared.offsets,
+          unpredicted=prepared.unpredicted,
+          read=(0, prepared.n_chars),
+        )
+        if log_probs is not None:
           self.reused += 1
-          yield _evaluated(keys, text, prepared, log_probs, reused=True)
+          yield _evaluated(marked, prepared, log_probs, reused=True)
+          continue
+        waiting[place] = marked, prepared
+        if self.summer:
+          mask, expected = marked.key_mask, marked.expected
+          yield SumJob(place, prepared.ids, mask, expected)
         else:
-          waiting[place] = keys, text, prepared
-          yield scorer_lib.Job(place, prepared.ids, prepared.prefix_len)
+          yield Job(place, prepared.ids, prepared.prefix_len)
 
-    for done in self.scorer.score_long(jobs()):
-      if isinstance(done, scorer_lib.Scores):
-        done = _evaluated(*waiting.pop(done.job.key), done.long)
-      yield done
+    run = self.summer.sum if self.summer else self.scorer.score_long
+    with protocol.reading(read(), ahead=ahead) as items:
+      for done in run(jobs(items)):
+        if isinstance(done, Scores):
+          done = _evaluated(*waiting.pop(done.job.key), done.long)
+        elif isinstance(done, Summed):
+          marked, prepared = waiting.pop(done.job.key)
+          result = marked.result(done.sums)
+          done = _noted(Evaluated(marked.keys, result, prepared))
+        yield done
 
   def _read(
     self, keys: KeyTokens, text: str
@@ -379,22 +345,20 @@ class Evaluation:
 
 
 def _evaluated(
-  keys: KeyTokens,
-  text: str,
+  marked: _Marked,
   prepared: Prepared,
   log_probs: Float[np.ndarray, " T"],
   *,
   reused: bool = False,
 ) -> Evaluated:
-  result = document_result(
-    keys,
-    text,
-    prepared.offsets,
-    log_probs,
-    unpredicted=prepared.unpredicted,
-    read=(0, prepared.n_chars),
-  )
-  if result.reason == "failed":
-    logging.warning("document %r failed: %s", keys.doc_id, result.cause)
-    return Evaluated(keys, result)
-  return Evaluated(keys, result, prepared, log_probs, reused)
+  sums = eval_step.sum_on_host(log_probs, marked.key_mask, marked.expected)
+  result = marked.result(sums)
+  return _noted(Evaluated(marked.keys, result, prepared, log_probs, reused))
+
+
+def _noted(done: Evaluated) -> Evaluated:
+  """The same; of a document that failed, nothing but that, and in the log."""
+  if done.result.reason != "failed":
+    return done
+  logging.warning("document %r failed: %s", done.keys.doc_id, done.result.cause)
+  return Evaluated(done.keys, done.result)

@@ -68,6 +68,8 @@ class ModelResult:
     max_length: ids that the model reads of a document; None where an engine
       elsewhere did.
     over_length: what becomes of longer ones.
+    sums_only: whether losses were summed on the devices: there is no log-prob
+      of a target, so no file of tokens.
     n_reused: documents whose log-probs were the evaluator's own.
     seconds, tokens_per_second, padding_share: of the passes.
     rope_tables: of the longest document and of a window.
@@ -111,6 +113,7 @@ class ModelResult:
   model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   max_length: int | None = None
   over_length: str = ""
+  sums_only: bool = False
   n_reused: int | None = None
   seconds: float | None = None
   tokens_per_second: float | None = None
@@ -348,6 +351,7 @@ def summarise(
         scores,
         manifest=keys,
         max_length=facts.get("max_length"),
+        model=facts.get("model"),
       )
     ),
     keys=keys.to_json() if keys else {},

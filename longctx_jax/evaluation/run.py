@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import pathlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,11 +30,14 @@ from longctx_jax.key_tokens import manifest as manifest_lib
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import failures, settings
+from longctx_jax.runtime import failures, settings, workers
 from longctx_jax.runtime.progress import Progress
-from longctx_jax.scoring import finder, setup
+from longctx_jax.scoring import finder, look_ahead, setup
 from longctx_jax.scoring import run as run_lib
 from longctx_jax.text.corpus import Corpus
+
+# Documents that are done and may wait to be written.
+_LINES_AHEAD = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +81,16 @@ def evaluate(
       f"chunk_len={config.data.chunk_len}: documents are cut for training; "
       "models are evaluated on whole ones"
     )
+  if config.eval.sums_only and config.eval.per_token:
+    raise ValueError(
+      "sums_only and per_token: with the first no log-prob of a target leaves "
+      "the devices, so there is none to write; leave one of them out"
+    )
   candidates = [
     Candidate(name, lambda path=path: setup.load_model(config, path))
-    for name, path in names.read(config.models).items()
+    for name, path in names.read(
+      config.models, form=config.scoring.weights
+    ).items()
   ]
   models = {candidate.name for candidate in candidates}
   if twice := models & {one.name for one in foreign}:
@@ -213,11 +225,13 @@ def _evaluate_model(
   manifest = matched.store.manifest
   model = candidate.load()
   scorer = setup.make_scorer(config, model)
+  sums_only = config.eval.sums_only
   run = passes.Evaluation(
     scorer,
     manifest,
     max_length=setup.max_length_of(config, model),
     over_length=config.data.over_length,
+    summer=setup.make_summer(config, scorer) if sums_only else None,
   )
   facts = finder.identity(model)
   facts = {"name": facts.pop("evaluator")} | facts
@@ -263,6 +277,7 @@ def _evaluate_model(
     model=facts,
     max_length=run.max_length,
     over_length=config.data.over_length,
+    sums_only=sums_only,
     n_reused=sum(line.reused for line in lines),
     seconds=seconds,
     # None where the model did not run: all log-probs were the evaluator's.
@@ -294,10 +309,8 @@ def _evaluate_documents(
   progress = Progress(name, len(matched), usage)
   lines: list[Line] = []
   scores, tokens, identities = [], set(), []
-  checked = False
 
   def pairs() -> Iterator[tuple[KeyTokens, str]]:
-    nonlocal checked
     for keys, document in matched:
       scores.append(keys.scores)
       identities.append(log_probs.identity_of(keys))
@@ -310,29 +323,39 @@ def _evaluate_documents(
         lines.append(line)
         progress.skip()
         continue
-      text = document.text or ""
-      if not checked:
-        run.check_bos(document.text or "" for _, document in matched)
-        checked = True
-      yield keys, text
+      yield keys, document.text or ""
 
   def spent() -> tuple[float, int, int, int]:
     return progress.seconds, usage.tokens, usage.fed, usage.needed
 
-  before = (0.0, 0, 0, 0)
-  for done in run.evaluate(pairs()):
-    now = spent()
-    took = (b - a for a, b in zip(before, now, strict=True))
-    line = Line(done.result, done.reused, *took)
-    before = now
+  def write(done: passes.Evaluated, line: Line) -> None:
     if per_token and done.log_probs is not None:
       files.write_tokens(workdir, name, done)
     if keeper and done.log_probs is not None:
       keeper.add(done)
     if done.result.reason != "failed":
       ledger.append(line)
-    lines.append(line)
-    progress.advance()
+
+  before = (0.0, 0, 0, 0)
+  unread = pairs()
+  first = next(unread, None)
+  if first is not None:
+    run.check_bos(document.text or "" for _, document in matched)
+    unread = look_ahead.longest_first(
+      itertools.chain([first], unread), size=lambda pair: len(pair[1])
+    )
+  with (
+    contextlib.closing(run.evaluate(unread, ahead=True)) as evaluated,
+    workers.Writer(write, limit=_LINES_AHEAD) as writing,
+  ):
+    for done in evaluated:
+      now = spent()
+      took = (b - a for a, b in zip(before, now, strict=True))
+      line = Line(done.result, done.reused, *took)
+      before = now
+      writing.put(done, line)
+      lines.append(line)
+      progress.advance()
   progress.finish()
   if keeper:
     _log_kept(name, lines, *keeper.finish(identities))

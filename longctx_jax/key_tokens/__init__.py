@@ -25,4 +25,6 @@ __all__ = [
   "writer",
   "merging",
   "selection",
+  "summary",
+  "card",
 ]

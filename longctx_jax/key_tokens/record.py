@@ -188,6 +188,26 @@ class KeyTokens:
     known = {name: counts[name] for name in self.scores if name in counts}
     return dataclasses.replace(found, scores={**self.scores, **known})
 
+  def long_log_probs_at(self, offsets: np.ndarray) -> np.ndarray:
+    """The log-probs of those targets that are here too; NaN for the others.
+
+    Args:
+      offsets: characters of another model's targets [T, 2]. Of several at one
+        place the first is taken, on both sides.
+
+    Returns:
+      float32 [T], nats.
+    """
+    found = np.full(len(offsets), np.nan, np.float32)
+    if self.long_log_probs is not None:
+      theirs, own = (
+        pairs[:, 0] * (self.n_chars + 1) + pairs[:, 1]
+        for pairs in (offsets, self.offsets)
+      )
+      _, there, here = np.intersect1d(theirs, own, return_indices=True)
+      found[there] = self.long_log_probs[here]
+    return found
+
   def to_slices(self, path: str | os.PathLike) -> None:
     """Writes the spans as the reference's slice file.
 

@@ -13,11 +13,15 @@ from absl import logging
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from longctx_jax.model import remat, row_parts
 from longctx_jax.model.attention_spec import AttentionSpec
-from longctx_jax.model.backends.blockwise import blockwise_attention
+from longctx_jax.model.backends.blockwise import (
+  block_length,
+  blockwise_attention,
+)
 from longctx_jax.model.backends.cudnn import DTYPES as CUDNN_DTYPES
 from longctx_jax.model.backends.cudnn import cudnn_attention
-from longctx_jax.model.backends.splash import splash_attention
+from longctx_jax.model.backends.splash import LONGEST_BLOCK, splash_attention
 from longctx_jax.model.config import ModelConfig
 
 # (q, k, v, spec, segment_ids) -> out, as `plain_attention`.
@@ -37,6 +41,7 @@ def attention(
   spec: AttentionSpec,
   *,
   segment_ids: Int[Array, "B S"] | None = None,
+  in_parts: bool = False,
   backend: str = "blockwise",
 ) -> Float[Array, "B T N H"]:
   """Causal grouped-query attention.
@@ -50,6 +55,8 @@ def attention(
     v: values [B, S, K, H].
     spec: what is visible, and how scores are made.
     segment_ids: document of each key position, at least 0 [B, S].
+    in_parts: whether rows are parts of rows (`row_parts.split`), which see the
+      keys of the whole row; then T is S, and all positions are queries.
     backend: one of `BACKENDS`; see `choose_backend`.
 
   Returns:
@@ -62,15 +69,20 @@ def attention(
     raise ValueError(
       f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}"
     )
-  return _FUNCTIONS[backend](q, k, v, spec, segment_ids)
+  function = _FUNCTIONS[backend]
+  if in_parts and row_parts.count() > 1:
+    return function(q, k, v, spec, segment_ids, in_parts=True)
+  return function(q, k, v, spec, segment_ids)
 
 
+@row_parts.chunk_by_chunk
 def plain_attention(
   q: Float[Array, "B T N H"],
   k: Float[Array, "B S K H"],
   v: Float[Array, "B S K H"],
   spec: AttentionSpec,
   segment_ids: Int[Array, "B S"] | None,
+  first: Int[Array, ""] | None = None,
 ) -> Float[Array, "B T N H"]:
   """The definition, with all scores in memory: the oracle of the others.
 
@@ -84,21 +96,22 @@ def plain_attention(
   )
   if spec.softcap:
     scores = spec.softcap * jnp.tanh(scores / spec.softcap)
-  rows = spec.q_offset + jnp.arange(num_q)[:, None]
+  first = spec.q_offset if first is None else first
+  rows = first + jnp.arange(num_q)[:, None]
   keys = jnp.arange(num_k)[None]
   visible = keys <= rows
   if spec.window:
     visible &= (rows - keys < spec.window) | (keys < spec.sink_len)
   visible = visible[None]
   if segment_ids is not None:
-    own = segment_ids[:, spec.q_offset : spec.q_offset + num_q, None]
-    visible = visible & (own == segment_ids[:, None])
+    own = jax.lax.dynamic_slice_in_dim(segment_ids, first, num_q, axis=1)
+    visible = visible & (own[..., None] == segment_ids[:, None])
   scores = jnp.where(visible[:, None, None], scores, -1e30)
   probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
   out = jnp.einsum(
     "bkgts,bskh->btkgh", probs, v, preferred_element_type=jnp.float32
   )
-  return out.reshape(q.shape).astype(q.dtype)
+  return remat.keep(out.reshape(q.shape).astype(q.dtype))
 
 
 _FUNCTIONS = {
@@ -109,9 +122,26 @@ _FUNCTIONS = {
 }
 
 
+def alignment(backend: str) -> int:
+  """Where documents that share a row are to start: multiples of this.
+
+  Their blocks then are those that they have alone. 0: they can't share one.
+
+  Args:
+    backend: one of `BACKENDS`.
+  """
+  return {
+    "plain": 1, "blockwise": block_length(), "splash": LONGEST_BLOCK, "cudnn": 0
+  }[backend]  # fmt: skip
+
+
 @functools.cache
 def choose_backend(
-  config: ModelConfig, *, dtype: DTypeLike, packed: bool = False
+  config: ModelConfig,
+  *,
+  dtype: DTypeLike,
+  packed: bool = False,
+  in_parts: bool = False,
 ) -> str:
   """The backend of this machine for a model, checked by running it once.
 
@@ -122,9 +152,11 @@ def choose_backend(
     config: the model; its head sizes, windows, sink and cap decide.
     dtype: of the activations.
     packed: whether rows hold several documents.
+    in_parts: whether a mesh splits them (`row_parts`).
   """
   backend = {"tpu": "splash", "gpu": "cudnn"}.get(jax.default_backend())
-  cudnn_can = not (config.sink_len or config.attention_softcap or packed)
+  cudnn_can = not (config.sink_len or config.attention_softcap)
+  cudnn_can &= not (packed or in_parts)
   cudnn_can &= jnp.dtype(dtype).name in CUDNN_DTYPES
   if backend is None or (backend == "cudnn" and not cudnn_can):
     return "blockwise"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from longctx_jax.model import attention
+from longctx_jax.model import attention, parameters, sharding
 from longctx_jax.model.config import ModelConfig
+from longctx_jax.runtime import device
 
 
 def dtype(stated: DTypeLike | None = None) -> np.dtype:
@@ -22,12 +25,43 @@ def dtype(stated: DTypeLike | None = None) -> np.dtype:
   return jnp.dtype(jnp.float32 if cpu else jnp.bfloat16)
 
 
+def mesh(config: ModelConfig, dtype: DTypeLike) -> jax.sharding.Mesh:
+  """The mesh of this machine for a model: CPUs copy it, others share it.
+
+  A CPU's devices are one memory and the same cores, so that each takes
+  documents of its own: `data` is their number, `fsdp` 1. There are as many as
+  `device.copies` allows. Elsewhere, and with several processes, all devices
+  are on the `fsdp` axis.
+
+  Args:
+    config: of the model, whose weights are counted.
+    dtype: of the weights.
+  """
+  if jax.default_backend() != "cpu" or jax.process_count() > 1:
+    return sharding.make_mesh({"fsdp": -1})
+  shapes = parameters.parameter_shapes(config).values()
+  size = jnp.dtype(dtype).itemsize * sum(map(math.prod, shapes))
+  count = device.copies(size)
+  return sharding.make_mesh({"data": -1}, jax.devices()[:count])
+
+
 def window_batch(stated: int = 0) -> int:
   """Short windows per device and pass, as stated; 0: as fits the machine.
 
   That is 1 on CPU and 4 elsewhere.
   """
   return stated or (1 if jax.default_backend() == "cpu" else 4)
+
+
+def remat(stated: str) -> str:
+  """The stated policy of `remat.POLICIES`, or for "auto" that of this machine.
+
+  On CPU attention is slow beside its products, and memory is seldom short;
+  elsewhere "block" is what the memory of the configs is planned with.
+  """
+  if stated != "auto":
+    return stated
+  return "attention" if jax.default_backend() == "cpu" else "block"
 
 
 def matmul_precision(dtype: DTypeLike) -> str:
@@ -40,7 +74,12 @@ def matmul_precision(dtype: DTypeLike) -> str:
 
 
 def attention_backend(
-  stated: str, config: ModelConfig, *, dtype: DTypeLike, packed: bool = False
+  stated: str,
+  config: ModelConfig,
+  *,
+  dtype: DTypeLike,
+  packed: bool = False,
+  in_parts: bool = False,
 ) -> str:
   """The stated attention backend, or for "auto" that of this machine.
 
@@ -49,8 +88,11 @@ def attention_backend(
     config: see `attention.choose_backend`.
     dtype: of the activations.
     packed: whether rows hold several documents.
+    in_parts: whether a mesh splits them (`row_parts`).
   """
   if stated != "auto":
     return stated
   name = jnp.dtype(dtype).name
-  return attention.choose_backend(config, dtype=name, packed=packed)
+  return attention.choose_backend(
+    config, dtype=name, packed=packed, in_parts=in_parts
+  )

@@ -1,33 +1,33 @@
-"""Floating-point operations of a pass, and what a device can do of them."""
+"""Floating-point operations of a pass and of a step."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import re
 
 from longctx_jax.model import parameters
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.paper.windows import Windows
 
-# Dense bfloat16 operations per second, by the vendors' data sheets.
-_PEAKS = (
-  (r"TPU v4", 275e12),
-  (r"TPU v5 lite|TPU v5e", 197e12),
-  (r"TPU v5p?", 459e12),
-  (r"TPU v6 lite|TPU v6e", 918e12),
-  (r"TPU ?7x", 2307e12),
-  (r"NVIDIA A100.*", 312e12),
-  (r"NVIDIA (H100 80GB HBM3|H200|GH200).*", 989e12),
-  (r"NVIDIA B200.*", 2250e12),
-)
 
+@dataclasses.dataclass(frozen=True)
+class Operations:
+  """Of a program, a multiply-add being two.
 
-def peak_flops(device_kind: str) -> float | None:
-  """Peak bfloat16 operations per second of a device; None where unknown."""
-  for pattern, peak in _PEAKS:
-    if re.fullmatch(pattern, device_kind):
-      return peak
-  return None
+  Attributes:
+    long: of the layers, over whole rows; backward included.
+    short: of the layers, over short windows.
+    head: of the output head, for both.
+  """
+
+  long: float
+  short: float
+  head: float
+
+  @property
+  def total(self) -> float:
+    """All of them."""
+    return self.long + self.short + self.head
 
 
 def forward_flops(
@@ -43,42 +43,55 @@ def forward_flops(
     length: positions of the row.
     predicted: positions that go through the output head; 0 is all.
   """
-  shapes = parameters.parameter_shapes(config)
-  head = config.vocab_size * config.embed_dim
+  head = _head_flops(config, predicted or length)
+  return _layers_flops(config, length) + head
+
+
+def row_operations(
+  config: ModelConfig,
+  *,
+  rows: int,
+  length: int,
+  n_windows: int,
+  windows: Windows,
+  trained: bool,
+) -> Operations:
+  """Operations of rows and their windows: backward counts twice, remat nothing.
+
+  Args:
+    config: facts of the model.
+    rows: over all devices and micro-batches.
+    length: targets of a row.
+    n_windows: short windows of a row, forward only.
+    windows: of the short contexts.
+    trained: whether the rows go backward too.
+  """
+  times = rows * (3 if trained else 1)
+  short = rows * n_windows
+  return Operations(
+    long=times * _layers_flops(config, length),
+    short=short * _layers_flops(config, windows.length - 1),
+    head=times * _head_flops(config, length)
+    + short * _head_flops(config, windows.stride),
+  )
+
+
+def _layers_flops(config: ModelConfig, length: int) -> float:
+  """Of one row through all layers."""
   matrices = sum(
     math.prod(shape) * _active_share(config, name)
-    for name, shape in shapes.items()
+    for name, shape in parameters.parameter_shapes(config).items()
     if name.endswith("kernel")
   )
   pairs = sum(
     _visible_pairs(length, window or length) for window in config.windows
   )
   attention = 4 * config.num_heads * config.head_dim * pairs
-  return 2.0 * (matrices * length + head * (predicted or length)) + attention
+  return 2.0 * matrices * length + attention
 
 
-def step_flops(
-  config: ModelConfig,
-  *,
-  rows: int,
-  seq_len: int,
-  n_windows: int,
-  windows: Windows,
-) -> float:
-  """Operations of a training step: backward counts twice, remat nothing.
-
-  Args:
-    config: facts of the model.
-    rows: of the step, over all devices and micro-batches.
-    seq_len: targets of a row.
-    n_windows: short windows of a row, forward only; 0 without live weights.
-    windows: of the short contexts.
-  """
-  long = 3 * forward_flops(config, seq_len)
-  if not n_windows:
-    return rows * long
-  short = forward_flops(config, windows.length - 1, predicted=windows.stride)
-  return rows * (long + n_windows * short)
+def _head_flops(config: ModelConfig, predicted: int) -> float:
+  return 2.0 * config.vocab_size * config.embed_dim * predicted
 
 
 def _active_share(config: ModelConfig, name: str) -> float:

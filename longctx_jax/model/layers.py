@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from longctx_jax.model import sharding
 from longctx_jax.model.config import ModelConfig
+from longctx_jax.model.int8 import Int8Kernel
 
 ACTIVATIONS = {
   "silu": jax.nn.silu,
@@ -26,36 +27,79 @@ def _along_last(
   return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
-@jax.custom_vjp
-def _bfloat16_product(
-  x: Float[Array, "*S I"], kernel: Float[Array, "I O"]
+# Which axes of the mesh split each dimension of a kernel [in, out]: of a map
+# into heads or hidden units, and of one out of them.
+INTO = (sharding.PARAMETER_AXES, "tensor")
+OUT_OF = ("tensor", sharding.PARAMETER_AXES)
+_Axis = str | tuple[str, ...] | None
+_Axes = tuple[_Axis, _Axis]
+
+
+def _multiply(
+  x: Float[Array, "*S I"], kernel: Float[Array, "I O"], summed: _Axis
 ) -> Float[Array, "*S O"]:
-  """x @ kernel, summed in float32 and rounded once; so are its gradients.
+  """x @ kernel, summed in float32 and rounded once.
 
   A CPU's bfloat16 units give float32: a product that is to give bfloat16 is
-  computed without them.
+  computed without them. Elsewhere a result in float32 doubles what is written,
+  and is asked for where shards of the summed dimension are added up: those of
+  "tensor", over which alone a gathered kernel is split.
   """
+  shards = sharding.axis_size("tensor") if summed == "tensor" else 1
+  if not sharding.on_cpu() and shards == 1:
+    return x @ kernel
   product = jnp.dot(x, kernel, preferred_element_type=jnp.float32)
+  if shards > 1:
+    # Before it is rounded.
+    product = sharding.constrain(
+      product, sharding.BATCH_AXES, *(None,) * (product.ndim - 1)
+    )
   return product.astype(x.dtype)
 
 
-def _bfloat16_product_forward(
-  x: Float[Array, "*S I"], kernel: Float[Array, "I O"]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(
+  axes: _Axes, x: Float[Array, "*S I"], kernel: Float[Array, "I O"]
+) -> Float[Array, "*S O"]:
+  """x @ kernel, of which a shard is kept for the backward pass.
+
+  Gradients are summed in float32, over devices too, and rounded once.
+  """
+  return _multiply(x, sharding.gather(kernel, axes), axes[0])
+
+
+def _product_forward(
+  axes: _Axes, x: Float[Array, "*S I"], kernel: Float[Array, "I O"]
 ) -> tuple[Array, tuple[Array, Array]]:
-  return _bfloat16_product(x, kernel), (x, kernel)
+  return _product(axes, x, kernel), (x, kernel)
 
 
-def _bfloat16_product_backward(
-  saved: tuple[Array, Array], d_out: Float[Array, "*S O"]
+def _product_backward(
+  axes: _Axes, saved: tuple[Array, Array], d_out: Float[Array, "*S O"]
 ) -> tuple[Array, Array]:
   x, kernel = saved
   d_kernel = jnp.einsum(
     "...i,...o->io", x, d_out, preferred_element_type=jnp.float32
   )
-  return _bfloat16_product(d_out, kernel.T), d_kernel.astype(kernel.dtype)
+  d_kernel = sharding.constrain(d_kernel, *axes).astype(kernel.dtype)
+  return _multiply(d_out, sharding.gather(kernel, axes).T, axes[1]), d_kernel
 
 
-_bfloat16_product.defvjp(_bfloat16_product_forward, _bfloat16_product_backward)
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _int8_product(
+  axes: _Axes, x: Float[Array, "*S I"], kernel: Int8Kernel
+) -> Float[Array, "*S O"]:
+  """x @ values * scale, summed and scaled in float32, rounded once.
+
+  Bytes are what is gathered. All integers of a byte are bfloat16 numbers: the
+  cast loses nothing, and XLA makes it on the way into the product.
+  """
+  values = sharding.gather(kernel.values, axes).astype(x.dtype)
+  scale = sharding.gather(kernel.scale, axes[1:])
+  product = jnp.dot(x, values, preferred_element_type=jnp.float32)
+  return (product * _along_last(scale, product)).astype(x.dtype)
 
 
 class RMSNorm(nnx.Module):
@@ -79,24 +123,28 @@ class RMSNorm(nnx.Module):
 
 
 class Linear(nnx.Module):
-  """x @ kernel (+ bias), kernel [in, out]."""
+  """x @ kernel (+ bias), kernel [in, out] split over the mesh by `axes`."""
 
   def __init__(
-    self, in_dim: int, out_dim: int, *, bias: bool, dtype: DTypeLike
+    self,
+    in_dim: int,
+    out_dim: int,
+    *,
+    bias: bool,
+    dtype: DTypeLike,
+    axes: _Axes = (None, None),
   ):
     self.kernel = nnx.Param(jnp.zeros((in_dim, out_dim), dtype))
     if bias:
       self.bias = nnx.Param(jnp.zeros((out_dim,), dtype))
     self.has_bias = bias
+    self.axes = axes
 
   def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
     """Maps the last axis."""
-    kernel = self.kernel[...]
-    # Elsewhere a result in float32 would double what is written.
-    if x.dtype == kernel.dtype == jnp.bfloat16 and sharding.on_cpu():
-      x = _bfloat16_product(x, kernel)
-    else:
-      x = x @ kernel
+    kernel = self.kernel.get_value()
+    multiply = _int8_product if isinstance(kernel, Int8Kernel) else _product
+    x = multiply(self.axes, x, kernel)
     return x + _along_last(self.bias[...], x) if self.has_bias else x
 
 
@@ -105,9 +153,10 @@ class Mlp(nnx.Module):
 
   def __init__(self, config: ModelConfig, *, dtype: DTypeLike):
     kwargs = dict(bias=config.mlp_bias, dtype=dtype)
-    self.gate_proj = Linear(config.embed_dim, config.mlp_dim, **kwargs)
-    self.up_proj = Linear(config.embed_dim, config.mlp_dim, **kwargs)
-    self.down_proj = Linear(config.mlp_dim, config.embed_dim, **kwargs)
+    sizes = config.embed_dim, config.mlp_dim
+    self.gate_proj = Linear(*sizes, axes=INTO, **kwargs)
+    self.up_proj = Linear(*sizes, axes=INTO, **kwargs)
+    self.down_proj = Linear(*reversed(sizes), axes=OUT_OF, **kwargs)
     self.activation = config.activation
 
   def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import parameters, sharding
+from longctx_jax.model import int8, parameters, partition, sharding
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.text.tokenizer import TextTokenizer
 
@@ -35,7 +37,7 @@ class LoadedModel:
   params: nnx.State
   config: ModelConfig
   tokenizer: TextTokenizer | None
-  mesh: jax.sharding.Mesh
+  mesh: sharding.AnyMesh
   checksum: str
   revision: str
   weight_format: str
@@ -70,6 +72,61 @@ class LoadedModel:
     config = self.config.with_attention(window=window, sink_len=sink_len)
     graphdef, _ = parameters.abstract_model(config, jnp.dtype(self.dtype))
     return dataclasses.replace(self, config=config, graphdef=graphdef)
+
+
+def describe(
+  name: str,
+  config: ModelConfig,
+  *,
+  mesh: sharding.AnyMesh,
+  dtype: DTypeLike,
+  weights: str = "",
+) -> LoadedModel:
+  """The model as shapes with their places on a mesh; there are no weights.
+
+  Args:
+    name: of the model.
+    config: its facts.
+    mesh: may be one of chips that are not there.
+    dtype: of the parameters.
+    weights: "int8" for kernels in 8 bits; see `int8`.
+
+  Raises:
+    ValueError: where the mesh does not divide the model.
+  """
+  graphdef, params = parameters.abstract_model(config, jnp.dtype(dtype))
+  shapes = {
+    name: leaf.shape for name, leaf in parameters.flatten(params).items()
+  }
+  placed = partition.parameter_shardings(config, shapes, mesh)
+
+  def place(path: tuple[Any, ...], leaf: nnx.Param) -> nnx.Param:
+    name = ".".join(map(str, path))
+    value = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    where = placed[name]
+    if weights == int8.FORMAT and int8.is_rounded(name):
+      value = jax.eval_shape(int8.quantise, value)
+      where = int8.shardings(where)
+    return leaf.replace(
+      jax.tree.map(
+        lambda part, sharding: part.update(sharding=sharding), value, where
+      )
+    )
+
+  params = nnx.from_flat_state(
+    [(path, place(path, leaf)) for path, leaf in nnx.to_flat_state(params)]
+  )
+  return LoadedModel(
+    name=name,
+    graphdef=graphdef,
+    params=params,
+    config=config,
+    tokenizer=None,
+    mesh=mesh,
+    checksum="",
+    revision="",
+    weight_format="",
+  )
 
 
 def require_tokenizer(model: LoadedModel) -> None:

@@ -46,6 +46,8 @@ def target_log_probs(
     [B, T] float32, each at most 0 up to rounding.
   """
   batch, length, dim = hidden.shape
+  # Once, and not for each chunk.
+  head = sharding.gather(head, ("tensor", sharding.PARAMETER_AXES))
   chunk = min(chunk, length)
   padding = -length % chunk
   hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0)))

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
-from longctx_jax.model import sharding
+from longctx_jax.model import int8, sharding
 from longctx_jax.model.config import ModelConfig
+from longctx_jax.model.int8 import Int8Kernel, Kernel
 from longctx_jax.model.layers import ACTIVATIONS, Linear
 
 # Rows of one expert that are multiplied at a time.
@@ -27,10 +28,8 @@ _BLOCK = 128
 
 # (rows sorted by their expert, kernels) -> rows.
 Product = Callable[[Array, Array], Array]
-# Of the projections gate, up and down.
-ExpertKernels = tuple[
-  Float[Array, "E D F"], Float[Array, "E D F"], Float[Array, "E F D"]
-]
+# Of the projections gate, up and down: [E, D, F], [E, D, F], [E, F, D].
+ExpertKernels = tuple[Kernel, Kernel, Kernel]
 
 
 class Kernels(nnx.Module):
@@ -63,22 +62,22 @@ class Experts(nnx.Module):
   def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
     """Maps each position by itself.
 
-    Under a mesh each shard of the batch routes its own rows, where the batch
-    divides evenly, and the axis "tensor" splits every expert.
+    Under a mesh each shard of the batch routes its own rows, as far as the
+    batch divides evenly, and the axis "tensor" splits every expert.
     """
     projections = (self.gate_proj, self.up_proj, self.down_proj)
-    kernels = tuple(projection.kernel[...] for projection in projections)
+    kernels = tuple(one.kernel.get_value() for one in projections)
     arguments = (x, self.router.kernel[...], kernels)
     route = functools.partial(_route, config=self.config)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
       return route(*arguments).astype(x.dtype)
-    divides = x.shape[0] % sharding.batch_ways(mesh) == 0
-    rows = P(sharding.BATCH_AXES if divides else None)
-    wide, narrow = P(None, None, "tensor"), P(None, "tensor")
+    rows = P(sharding.batch_axes(len(x), mesh))
+    wide, narrow = P(None, None, "tensor"), P(None, "tensor", None)
+    specs = map(int8.like, kernels, (wide, wide, narrow))
     return jax.shard_map(
       lambda *shard: jax.lax.psum(route(*shard), "tensor").astype(x.dtype),
-      in_specs=(rows, P(), (wide, wide, narrow)),
+      in_specs=(rows, P(), tuple(specs)),
       out_specs=rows,
       # The loop over blocks does not say over which axes it varies.
       check_vma=False,
@@ -122,18 +121,31 @@ def _run_experts(
 ) -> Float[Array, "M D"]:
   """The MLPs on rows [M, D] sorted by their expert, owner [M]."""
   gate, up, down = kernels
-  product = make_product(owner, gate.shape[0])
+  plain = make_product(owner, gate.shape[0])
+
+  def product(rows: Float[Array, "M I"], kernel: Kernel) -> Array:
+    if not isinstance(kernel, Int8Kernel):
+      return plain(rows, kernel)
+    return plain(rows, kernel.values) * kernel.scale[owner]
+
   hidden = act(product(rows, gate)) * product(rows, up)
   return product(hidden.astype(rows.dtype), down)
 
 
 def _ragged_product(owner: Int[Array, " M"], num_experts: int) -> Product:
   sizes = jnp.bincount(owner, length=num_experts).astype(jnp.int32)
-  return functools.partial(
-    jax.lax.ragged_dot,
-    group_sizes=sizes,
-    preferred_element_type=jnp.float32,
-  )
+
+  def product(
+    rows: Float[Array, "M I"], kernels: Num[Array, "E I O"]
+  ) -> Float[Array, "M O"]:
+    return jax.lax.ragged_dot(
+      rows,
+      kernels.astype(rows.dtype),
+      group_sizes=sizes,
+      preferred_element_type=jnp.float32,
+    )
+
+  return product
 
 
 def _block_product(owner: Int[Array, " M"], num_experts: int) -> Product:
@@ -150,7 +162,7 @@ def _block_product(owner: Int[Array, " M"], num_experts: int) -> Product:
   expert = jnp.searchsorted(last_block, jnp.arange(num_blocks), side="right")
 
   def product(
-    rows: Float[Array, "M I"], kernels: Float[Array, "E I O"]
+    rows: Float[Array, "M I"], kernels: Num[Array, "E I O"]
   ) -> Float[Array, "M O"]:
     padded = jnp.zeros((num_blocks * size, rows.shape[-1]), rows.dtype)
     blocks = padded.at[slots].set(rows).reshape(num_blocks, size, -1)
@@ -181,14 +193,14 @@ def _dot(
 @jax.custom_vjp
 def _multiply(
   blocks: Float[Array, "b R I"],
-  kernels: Float[Array, "E I O"],
+  kernels: Num[Array, "E I O"],
   expert: Int[Array, " b"],
   used: Int[Array, ""],
 ) -> Float[Array, "b R O"]:
   """blocks[i] @ kernels[expert[i]] for i < used, else 0; float32."""
 
   def step(i: Int[Array, ""], out: Float[Array, "b R O"]) -> Array:
-    kernel = _take(kernels, _take(expert, i))
+    kernel = _take(kernels, _take(expert, i)).astype(blocks.dtype)
     return _put(out, _dot(_take(blocks, i), kernel, ((1,), (0,))), i)
 
   shape = (*blocks.shape[:2], kernels.shape[-1])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from longctx_jax.model import sharding
 from longctx_jax.model.config import ModelConfig
+from longctx_jax.model.sharding import PARAMETER_AXES as FSDP
 
 
 def partition_rules(config: ModelConfig) -> sharding.Rules:
@@ -14,17 +15,17 @@ def partition_rules(config: ModelConfig) -> sharding.Rules:
   # Experts stack once more: L E D F.
   stack = (None, None) if config.num_experts else (None,)
   rules = [
-    (r"embedding", P("tensor", "fsdp")),
+    (r"embedding", P("tensor", FSDP)),
     (r"layers\..*_norm\.scale", P(None, None)),
-    (r"layers\..*\.[qkv]_proj\.kernel", P(None, "fsdp", "tensor")),  # L D NH
-    (r"layers\..*\.o_proj\.kernel", P(None, "tensor", "fsdp")),  # L NH D
+    (r"layers\..*\.[qkv]_proj\.kernel", P(None, FSDP, "tensor")),  # L D NH
+    (r"layers\..*\.o_proj\.kernel", P(None, "tensor", FSDP)),  # L NH D
     (
       r"layers\.mlp\.(gate|up)_proj\.kernel",
-      P(*stack, "fsdp", "tensor"),
+      P(*stack, FSDP, "tensor"),
     ),  # L D F
     (
       r"layers\.mlp\.down_proj\.kernel",
-      P(*stack, "tensor", "fsdp"),
+      P(*stack, "tensor", FSDP),
     ),  # L F D
     (r"norm\.scale", P(None)),
   ]
@@ -32,7 +33,7 @@ def partition_rules(config: ModelConfig) -> sharding.Rules:
     # Every device routes, with all of a router that is small.
     rules.append((r"layers\.mlp\.router\.kernel", P(None, None, None)))
   if not config.tied:
-    rules.append((r"output", P("tensor", "fsdp")))
+    rules.append((r"output", P("tensor", FSDP)))
   if config.qkv_bias:
     rules.append((r"layers\..*\.[qkv]_proj\.bias", P(None, "tensor")))
   if config.output_bias:
@@ -44,7 +45,9 @@ def partition_rules(config: ModelConfig) -> sharding.Rules:
 
 
 def parameter_shardings(
-  config: ModelConfig, shapes: dict[str, tuple[int, ...]], mesh: Mesh
+  config: ModelConfig,
+  shapes: dict[str, tuple[int, ...]],
+  mesh: sharding.AnyMesh,
 ) -> dict[str, NamedSharding]:
   """Shardings of all parameters, by name.
 

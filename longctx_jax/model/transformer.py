@@ -11,7 +11,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import attention, log_probs, rope, sharding
+from longctx_jax.model import (
+  attention,
+  layers,
+  log_probs,
+  rope,
+  row_parts,
+  sharding,
+)
+from longctx_jax.model import remat as remat_lib
 from longctx_jax.model.attention_spec import AttentionSpec
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.layers import Linear, Mlp, RMSNorm
@@ -36,11 +44,13 @@ class Attention(nnx.Module):
   def __init__(self, config: ModelConfig, *, dtype: DTypeLike):
     dim, head = config.embed_dim, config.head_dim
     q_dim, kv_dim = config.num_heads * head, config.num_kv_heads * head
-    kwargs = dict(bias=config.qkv_bias, dtype=dtype)
+    kwargs = dict(bias=config.qkv_bias, dtype=dtype, axes=layers.INTO)
     self.q_proj = Linear(dim, q_dim, **kwargs)
     self.k_proj = Linear(dim, kv_dim, **kwargs)
     self.v_proj = Linear(dim, kv_dim, **kwargs)
-    self.o_proj = Linear(q_dim, dim, bias=config.output_bias, dtype=dtype)
+    self.o_proj = Linear(
+      q_dim, dim, bias=config.output_bias, dtype=dtype, axes=layers.OUT_OF
+    )
     if config.qk_norm:
       self.q_norm = _norm(head, config, dtype=dtype)
       self.k_norm = _norm(head, config, dtype=dtype)
@@ -106,6 +116,7 @@ class _Pass:
     tables: cos and sin of each RoPE table.
     gains: factors on queries of each RoPE table; None is none.
     segment_ids: documents of packed rows.
+    in_parts: whether rows are parts of rows.
     backend: of attention.
   """
 
@@ -113,6 +124,7 @@ class _Pass:
   tables: list[tuple[Float[Array, "B S R"], Float[Array, "B S R"]]]
   gains: list[Float[Array, "B S"] | None]
   segment_ids: Int[Array, "B S"] | None
+  in_parts: bool
   backend: str
 
   @property
@@ -142,7 +154,13 @@ class _Pass:
       )
       k = rope.apply_rope(k, self.tables[table])
       return attention.attention(
-        q, k, v, spec, segment_ids=self.segment_ids, backend=self.backend
+        q,
+        k,
+        v,
+        spec,
+        segment_ids=self.segment_ids,
+        in_parts=self.in_parts,
+        backend=self.backend,
       )
 
     return run
@@ -195,8 +213,9 @@ class Transformer(nnx.Module):
     segment_ids: Int[Array, "B S"] | None = None,
     lengths: Int[Array, "*N"] | None = None,
     score_rows: tuple[int, int] | None = None,
+    in_parts: bool = False,
     backend: str = "blockwise",
-    remat: bool = False,
+    remat: str = "none",
   ) -> Float[Array, "B T D"]:
     """Final hidden states, after the last norm.
 
@@ -210,9 +229,12 @@ class Transformer(nnx.Module):
       score_rows: static (start, stop): the only rows whose output is needed.
         The last layer computes queries and MLP only there. For inference: the
         layers are scanned by index, which costs memory under gradient.
+      in_parts: whether rows are parts of longer rows, as `row_parts.split`
+        makes them of ids, positions, segment ids and lengths; so is the result.
+        The mesh axis "context" then splits rows, and else the batch.
       backend: one of `attention.BACKENDS`.
-      remat: keep only the inputs of each block for the backward pass, which
-        runs the block once more. For training.
+      remat: what is kept of each block for the backward pass: one of
+        `remat.POLICIES`.
 
     Returns:
       [B, S, D], or [B, stop - start, D] with `score_rows`.
@@ -220,10 +242,12 @@ class Transformer(nnx.Module):
     Raises:
       ValueError: for packed rows with an attention sink, which is counted from
         the start of the row and not of the document, or without the lengths
-        that their RoPE tables depend on.
+        that their RoPE tables depend on; for `score_rows` of parts.
     """
+    if in_parts and score_rows is not None:
+      raise ValueError(f"score_rows={score_rows} of rows in parts")
     passing = self._start_pass(
-      ids, positions, segment_ids, lengths, backend=backend
+      ids, positions, segment_ids, lengths, in_parts=in_parts, backend=backend
     )
     x = self._embed(ids)
     if score_rows is None:
@@ -237,6 +261,7 @@ class Transformer(nnx.Module):
     segment_ids: Int[Array, "B S"] | None,
     lengths: Int[Array, "*N"] | None,
     *,
+    in_parts: bool,
     backend: str,
   ) -> _Pass:
     """What all layers share, from the arguments of a call."""
@@ -248,8 +273,11 @@ class Transformer(nnx.Module):
         raise ValueError(
           f"{config.describe_rope()}: packed documents need their lengths"
         )
-      lengths = jnp.full(ids.shape[:1], ids.shape[1])
-    if positions is None:
+      parts = row_parts.count() if in_parts else 1
+      lengths = jnp.full(ids.shape[:1], ids.shape[1] * parts)
+    if positions is None and in_parts:
+      positions = row_parts.positions(*ids.shape)
+    elif positions is None:
       positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
     return _Pass(
       config=config,
@@ -259,6 +287,7 @@ class Transformer(nnx.Module):
       ],
       gains=[rope.query_gain(table, positions) for table in config.ropes],
       segment_ids=segment_ids,
+      in_parts=in_parts,
       backend=backend,
     )
 
@@ -271,7 +300,7 @@ class Transformer(nnx.Module):
     return sharding.constrain(x, sharding.BATCH_AXES, None, None)
 
   def _run_all(
-    self, x: Float[Array, "B S D"], passing: _Pass, *, remat: bool
+    self, x: Float[Array, "B S D"], passing: _Pass, *, remat: str
   ) -> Float[Array, "B S D"]:
     """All rows through all layers; the stack is scanned."""
     graphdef, stack = nnx.split(self.layers)
@@ -282,9 +311,7 @@ class Transformer(nnx.Module):
       layer, kind = layer_and_kind
       return nnx.merge(graphdef, layer)(x, passing.attend_by(kind)), None
 
-    if remat:
-      # Inside a scan nothing can be merged with the second run anyway.
-      apply = jax.checkpoint(apply, prevent_cse=False)
+    apply = remat_lib.apply_policy(apply, remat)
     return jax.lax.scan(apply, x, (stack, passing.kind_of))[0]
 
   def _run_rows(

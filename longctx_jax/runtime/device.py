@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import re
 
 import jax
 
-from longctx_jax.runtime import machine
+from longctx_jax.runtime import machine, programs
 
 # What a machine with the device has, and the extra that JAX needs for it.
 _DEVICES = {
@@ -23,34 +22,66 @@ _MEMORY_GIB = (
   (r"TPU v6 lite|TPU v6e", 32),
   (r"TPU ?7x", 192),
 )
-# Programs that compile faster are not worth a file.
-_CACHED_SECONDS = 0.3
+# More of them than this meet at the memory.
+_MOST_CPU_DEVICES = 8
+
+# Whether `start` has set the number of CPU devices, and not the user.
+_is_spread = False
 
 
-def start(platform: str, *, cache: str) -> None:
+def start(platform: str, *, cache: str, spread: bool = False) -> None:
   """Starts the devices.
 
   Args:
     platform: cpu, gpu or tpu; "" is what JAX finds.
-    cache: folder of compiled programs; "" is none.
+    cache: folder of compiled programs, see `programs.keep`; "" is none.
+    spread: make each core, of 8 at most, a device of its own, unless the user
+      has set a number of CPU devices or has joined processes. For programs
+      that ask `copies` how many of them to use.
 
   Raises:
     ValueError: there is no such platform here.
   """
+  global _is_spread
   if platform:
     jax.config.update("jax_platforms", platform)
   if cache:
-    folder = pathlib.Path(cache).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update(
-      "jax_persistent_cache_min_compile_time_secs", _CACHED_SECONDS
-    )
+    programs.keep(cache)
+  _is_spread = (
+    spread and not _has_count() and not jax.distributed.is_initialized()
+  )
+  if _is_spread:
+    count = min(machine.cpu_count(), _MOST_CPU_DEVICES)
+    jax.config.update("jax_num_cpu_devices", count)
   try:
     jax.default_backend()
   except RuntimeError as error:
     raise ValueError(
       f"--platform {platform}: {str(error).splitlines()[0]}"
     ) from error
+
+
+def _has_count() -> bool:
+  """Whether the user has set the number of CPU devices."""
+  flags = os.environ.get("XLA_FLAGS") or ""
+  by_flag = "xla_force_host_platform_device_count" in flags
+  # The variable JAX_NUM_CPU_DEVICES sets JAX's own option.
+  return by_flag or jax.config.jax_num_cpu_devices >= 0
+
+
+def copies(size: int) -> int:
+  """CPU devices for copies of something, one on each.
+
+  Where `start` has set their number, as many as fit into a quarter of the
+  memory, one at least; a number that the user has set stands.
+
+  Args:
+    size: bytes of a copy.
+  """
+  count = jax.device_count()
+  if not _is_spread:
+    return count
+  return max(1, min(count, machine.memory_bytes() // 4 // max(size, 1)))
 
 
 def require_seen(platform: str) -> None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pathlib
 import signal
 import threading
 from types import FrameType
+
+# Of control groups, version 2 and 1.
+_MEMORY_LIMITS = (
+  "/sys/fs/cgroup/memory.max",
+  "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
 
 
 def cpu_count() -> int:
@@ -17,11 +24,25 @@ def cpu_count() -> int:
 
 
 def memory_bytes() -> int:
-  """Main memory of the machine; 0 where the system does not say."""
+  """Main memory that a process may use; 0 where the system does not say."""
   try:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   except (AttributeError, ValueError, OSError):  # Windows has no sysconf.
     return 0
+  return min([whole, *_memory_limits()])
+
+
+def _memory_limits() -> list[int]:
+  """What containers are given of the memory."""
+  found = []
+  for path in _MEMORY_LIMITS:
+    try:
+      text = pathlib.Path(path).read_text().strip()
+    except OSError:
+      continue
+    if text.isdigit():  # "max" is none.
+      found.append(int(text))
+  return found
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

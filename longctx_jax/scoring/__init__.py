@@ -5,12 +5,21 @@ Doors, for other rooms:
   protocol: what a model reads of a document
   finder: from scored documents to key tokens
   setup: from a config to corpus, model and scorer
+  eval_step: sums of losses, taken on the devices
+  shared: one model on several processes
   run: a corpus into a key-token store
+  buckets: fixed shapes for documents of any length
+  look_ahead: long documents first
 
 Inside:
   paper_step: the definition as a program, to be read first
   outcome: what became of the documents, in the log
-  buckets: fixed shapes for documents of any length
+  jobs: documents as a scorer gets them, and as it gives them back
+  stream: one stream of documents through the passes of a scorer
+  rows: which documents share the rows of a batch
 """
 
-__all__ = ["scorer", "protocol", "finder", "setup", "run"]
+__all__ = [
+  "scorer", "protocol", "finder", "eval_step", "setup", "run", "buckets",
+  "look_ahead",
+]  # fmt: skip

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+from collections.abc import Iterator
+from typing import Any
+
+import jax
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -11,7 +17,8 @@ from longctx_jax.model import loaded, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.paper.windows import Windows
-from longctx_jax.scoring import protocol, scorer
+from longctx_jax.runtime import channel, settings
+from longctx_jax.scoring import eval_step, finder, protocol, scorer, shared
 from longctx_jax.text import chunks
 from longctx_jax.text import corpus as corpus_lib
 from longctx_jax.text.chunks import ChunkedCorpus
@@ -31,6 +38,7 @@ def check_config(config: ConfigDict) -> None:
   windows_of(config)
   thresholds_of(config)
   convert.check_dtype(config.scoring.dtype, field="scoring.dtype")
+  loading.check_weights(config.scoring.weights)
   for name, least in _LEAST.items():
     block, _, field = name.partition(".")
     if config[block][field] < least:
@@ -96,26 +104,115 @@ def cut_corpus(
   return ChunkedCorpus(corpus, tokenizer, config.data.chunk_len)
 
 
-def load_model(config: ConfigDict, path: str) -> LoadedModel:
-  """Loads onto the mesh and in the dtype that the config names."""
-  model = loading.load_model(
-    path,
-    mesh=sharding.make_mesh(dict(config.mesh)),
-    dtype=config.scoring.dtype or None,
+def leaves_mesh_open(config: ConfigDict) -> bool:
+  """Whether the config leaves it to the machine how devices are used."""
+  one = {axis: size for axis, size in config.mesh.items() if size != 1}
+  return one == {"data": 0, "fsdp": 0}
+
+
+def mesh_sizes(config: ConfigDict) -> dict[str, int]:
+  """Devices per axis that the config names; what it leaves open is `fsdp`."""
+  sizes = dict(config.mesh)
+  # Of a mesh that is named in part the rest is shards of the weights.
+  sizes["data"] = sizes["data"] or 1
+  sizes["fsdp"] = sizes["fsdp"] or (1 if -1 in sizes.values() else -1)
+  return sizes
+
+
+def mesh_of(config: ConfigDict) -> jax.sharding.Mesh | None:
+  """The mesh that the config names; None where it leaves it open.
+
+  Raises:
+    ValueError: see `sharding.make_mesh`.
+  """
+  return (
+    None if leaves_mesh_open(config) else sharding.make_mesh(mesh_sizes(config))
   )
-  loaded.require_tokenizer(model)
-  return model
+
+
+def load_model(config: ConfigDict, path: str) -> LoadedModel:
+  """Loads onto the mesh and in the dtype and weights that the config names.
+
+  In all processes, where there are several; process 0 alone reads texts and
+  needs a tokenizer.
+  """
+  group = shared.group()
+
+  def load() -> LoadedModel:
+    model = loading.load_model(
+      path,
+      mesh=mesh_of(config),
+      dtype=config.scoring.dtype or None,
+      weights=config.scoring.weights,
+    )
+    if group.leads:
+      loaded.require_tokenizer(model)
+    return model
+
+  return group.load(path, load, finder.identity)
 
 
 def make_scorer(config: ConfigDict, model: LoadedModel) -> scorer.Scorer:
   """The compiled passes with the config's windows and batch sizes."""
-  return scorer.make_scorer(
+  made = scorer.make_scorer(
     model,
     windows_of(config),
     window_batch=config.scoring.window_batch,
     chunk=config.scoring.chunk,
     backend=config.scoring.backend,
   )
+  return shared.group().lead(made)
+
+
+def make_summer(config: ConfigDict, scorer: scorer.Scorer) -> eval_step.Summer:
+  """The eval step of a scorer's model, where sums alone leave the devices."""
+  made = eval_step.make_summer(
+    scorer.model,
+    chunk=config.scoring.chunk,
+    backend=config.scoring.backend,
+    usage=scorer.usage,
+  )
+  return shared.group().lead(made)
+
+
+@contextlib.contextmanager
+def together(config: ConfigDict, **flags: Any) -> Iterator[bool]:
+  """Whether this process is the one that scores; the others help inside.
+
+  They do so from the beginning of the block to its end in process 0, which
+  reads and writes all there is. One process alone is that process.
+
+  Args:
+    config: as configs/longppl.py.
+    flags: what else the numbers and files of the run depend on.
+
+  Raises:
+    settings.OtherSettings: the processes were given different ones.
+    channel.Ended: another process ended.
+  """
+  group = shared.group()
+
+  def prepare(path: str) -> tuple[scorer.Scorer, eval_step.Summer]:
+    made = make_scorer(config, load_model(config, path))
+    return made, make_summer(config, made)
+
+  if channel.count() > 1:
+    versions = {
+      name: importlib.metadata.version(name) for name in ("jax", "flax")
+    }
+    stated = {
+      "config": config.to_dict(),
+      "flag": {name: str(value) for name, value in flags.items()},
+      "version": versions,
+    }
+    channel.require_alike(channel.gather("start", settings.flatten(stated)))
+  with group.stoppable():
+    if not group.leads:
+      logging.set_verbosity(logging.WARNING)
+      group.follow(prepare)
+    yield group.leads
+    if group.leads:
+      group.tell({"do": "end"})
 
 
 def max_length_of(config: ConfigDict, model: LoadedModel) -> int:

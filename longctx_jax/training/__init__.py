@@ -12,6 +12,7 @@ Doors, for other rooms:
   rows: documents packed into rows of a fixed length
   checkpoint: state, data position and settings, by Orbax
   metrics: a line per interval, and TensorBoard events
+  config: the settings of the parts
 
 Inside:
   start: where a run begins, or goes on
@@ -22,7 +23,6 @@ Inside:
   stored_weights: weights from a key-token store
   context: another RoPE table for the same weights
   validation: LongPPL on held-out documents
-  config: the settings of the parts
 """
 
 __all__ = [
@@ -36,4 +36,5 @@ __all__ = [
   "rows",
   "checkpoint",
   "metrics",
+  "config",
 ]

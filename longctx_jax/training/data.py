@@ -116,7 +116,7 @@ class TrainingData:
   _cache: TokenCache = dataclasses.field(repr=False)
   _weights: StoredWeights | None = dataclasses.field(repr=False)
   _with_lengths: bool
-  _process: tuple[int, int]
+  _share: tuple[int, int]
 
   def row(self, number: int) -> Batch:
     """A row by its number before shuffling; see `rows.make_row`."""
@@ -143,7 +143,7 @@ class TrainingData:
 
   def batch(self, step: int) -> Batch:
     """This process's rows of a step."""
-    index, count = self._process
+    index, count = self._share
     own = np.split(self.row_numbers(step), count)[index]
     return rows_lib.stack([self.row(number) for number in own])
 
@@ -258,8 +258,8 @@ def open_training_data(
   corpus: Corpus | None = None,
   vocab_size: int = 0,
   with_lengths: bool = False,
-  process_index: int | None = None,
-  process_count: int | None = None,
+  share: int | None = None,
+  shares: int | None = None,
 ) -> TrainingData:
   """Opens data for training; tokenises it first where that is to be done.
 
@@ -269,21 +269,21 @@ def open_training_data(
     corpus: the documents, where they are open already.
     vocab_size: embeddings of the model; 0 checks no id.
     with_lengths: whether batches carry the real lengths (`rope_by_length`).
-    process_index: of this process; default: JAX's.
-    process_count: default: JAX's.
+    share: of the rows of a step, that of this process; see
+      `sharding.row_share`. Default: each process has one of its own.
+    shares: how many there are.
 
   Raises:
     ValueError: nothing is left to train on, batch_size doesn't divide among
-      the processes, an epoch is shorter than a step, ids beyond the vocabulary,
+      the shares, an epoch is shorter than a step, ids beyond the vocabulary,
       windows longer than any document, or a store that doesn't fit
       (`stored_weights.open_weights`).
   """
-  if process_count is None:
-    process_index, process_count = jax.process_index(), jax.process_count()
-  if config.batch_size % process_count:
+  if shares is None:
+    share, shares = jax.process_index(), jax.process_count()
+  if config.batch_size % shares:
     raise ValueError(
-      f"batch_size={config.batch_size} doesn't divide among {process_count} "
-      "processes"
+      f"batch_size={config.batch_size} doesn't divide among {shares} processes"
     )
   corpus = corpus or open_corpus(config)
   cache = token_cache.open_cache(
@@ -318,7 +318,7 @@ def open_training_data(
     _cache=cache,
     _weights=weights,
     _with_lengths=with_lengths,
-    _process=(process_index, process_count),
+    _share=(share, shares),
     _kept=kept,
   )
 

@@ -190,7 +190,9 @@ def _forward(
   )
   log_p, weights, d_hidden = jax.tree.map(join, outs)
   d_head = sharding.constrain(d_head.sum(0), "tensor", None, None)
-  d_head = sharding.constrain(d_head.reshape(head.shape), "tensor", "fsdp")
+  d_head = sharding.constrain(
+    d_head.reshape(head.shape), "tensor", sharding.PARAMETER_AXES
+  )
   total = -jnp.sum(jnp.where(loss_mask, weights * log_p, 0.0))
   # An empty array carries the head's dtype.
   saved = d_hidden, d_head, jnp.zeros(0, head.dtype)

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from longctx_jax.checkpoints import hub, loading
 from longctx_jax.key_tokens import store
-from longctx_jax.model import parameters, sharding
+from longctx_jax.model import parameters, row_parts, sharding
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.runtime import device as device_lib
 from longctx_jax.runtime import failures, files, machine
@@ -164,7 +164,10 @@ def _mesh_shape(config: ConfigDict, count: int) -> dict[str, int]:
   rows.require_batch_size(
     config.data.batch_size,
     accumulate=config.optimizer.accumulate,
-    ways=math.prod(shape[axis] for axis in sharding.BATCH_AXES),
+    ways=math.prod(shape[axis] for axis in sharding.ROW_AXES),
+  )
+  row_parts.require_length(
+    config.data.seq_len, shape[row_parts.AXIS], name="data.seq_len"
   )
   return shape
 
@@ -190,7 +193,8 @@ def _require_memory(
         "one that has"
       )
     return
-  ways, least = mesh["fsdp"] * mesh["tensor"], math.ceil(state / (size or 1))
+  ways = math.prod(mesh[axis] for axis in (*sharding.PARAMETER_AXES, "tensor"))
+  least = math.ceil(state / (size or 1))
   if size and ways < least:
     raise ValueError(
       f"{takes}, and the mesh splits it over {ways} of {len(devices)} x "

@@ -14,7 +14,7 @@ from absl import logging
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from longctx_jax.model import defaults, sharding
+from longctx_jax.model import defaults, row_parts, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.training import config as config_lib
 from longctx_jax.training import optimizer
@@ -46,7 +46,9 @@ def compile_step(
     model.config,
     dtype=dtype,
     packed=config.data.packing,
+    in_parts=model.mesh.shape[row_parts.AXIS] > 1,
   )
+  remat = defaults.remat(config.model.remat)
   step = step_lib.make_train_step(
     model,
     optimizer.make_optimizer(
@@ -56,7 +58,7 @@ def compile_step(
     compute_dtype=dtype,
     accumulate=config.optimizer.accumulate,
     backend=backend,
-    remat=config.model.remat,
+    remat=remat,
   )
   whole = NamedSharding(model.mesh, PartitionSpec())
   return compile_on(
@@ -64,6 +66,7 @@ def compile_step(
     step,
     state,
     batch,
+    note=f" with remat={remat}",
     donate_argnums=0,  # The old state and the new one would not fit together.
     # Sums are read by the host; the state stays where it was placed.
     out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), whole),
@@ -74,6 +77,7 @@ def compile_on(
   mesh: jax.sharding.Mesh,
   function: Callable[..., Any],
   *arguments: Any,
+  note: str = "",
   **options: Any,
 ) -> jax.stages.Compiled:
   """Compiles a function for a mesh; says what it takes of a device.
@@ -82,21 +86,42 @@ def compile_on(
     mesh: in use while the function is traced.
     function: pure.
     *arguments: arrays, or shapes with shardings.
+    note: for the message, behind the name of the function.
     **options: of `jax.jit`.
   """
   start = time.monotonic()
   with jax.set_mesh(mesh):
     compiled = jax.jit(function, **options).lower(*arguments).compile()
   memory = compiled.memory_analysis()
+  sizes = (
+    memory.argument_size_in_bytes,
+    memory.temp_size_in_bytes,
+    _peak_bytes(compiled, mesh),
+  )
   logging.info(
-    "compiled %s in %.1f s: %.2f GiB of arguments and %.2f GiB of temporaries "
-    "per device",
+    "compiled %s%s in %.1f s: %.2f GiB of arguments and %.2f GiB of "
+    "temporaries per device, at most %.2f GiB at a time (%d, %d and %d bytes)",
     function.__name__,
+    note,
     time.monotonic() - start,
-    memory.argument_size_in_bytes / 2**30,
-    memory.temp_size_in_bytes / 2**30,
+    *(size / 2**30 for size in sizes),
+    *sizes,
   )
   return compiled
+
+
+def _peak_bytes(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> int:
+  """Bytes of a device in use at a time."""
+  memory = compiled.memory_analysis()
+  if mesh.devices.flat[0].platform != "cpu":
+    return memory.peak_memory_in_bytes
+  # There XLA leaves temporaries out.
+  return (
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.temp_size_in_bytes
+  )
 
 
 def describe_state(
@@ -122,9 +147,18 @@ def describe_state(
 def place_batch(
   batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh
 ) -> dict[str, jax.Array]:
-  """This process's rows of a batch, onto the mesh."""
-  split = sharding.batch_sharding(mesh)
-  return {
-    name: jax.make_array_from_process_local_data(split, array)
-    for name, array in batch.items()
-  }
+  """This process's rows of a batch (`sharding.row_share`), onto the mesh.
+
+  A device gets the positions that it has of a row, and the plan of all of its
+  windows.
+  """
+  _, shares = sharding.row_share(mesh)
+  placed = {}
+  for name, array in batch.items():
+    split = sharding.row_sharding(
+      mesh, by_position=array.shape == batch["inputs"].shape
+    )
+    placed[name] = jax.make_array_from_process_local_data(
+      split, array, (len(array) * shares, *array.shape[1:])
+    )
+  return placed

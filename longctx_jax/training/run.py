@@ -15,6 +15,7 @@ from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.model import flops
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.windows import Windows
+from longctx_jax.runtime import chips
 from longctx_jax.runtime.processes import Preemption
 from longctx_jax.runtime.progress import StepClock
 from longctx_jax.text import corpus
@@ -200,19 +201,20 @@ def _utilisation(
   config: ConfigDict, model: LoadedModel
 ) -> Callable[[float], float | None]:
   """MFU as a function of steps per second; None where no peak is known."""
-  peak = flops.peak_flops(jax.devices()[0].device_kind)
+  peak = chips.peak_flops(jax.devices()[0].device_kind)
   if peak is None:
     return lambda steps_per_second: None
   loss, seq_len = config.loss, config.data.seq_len
   windows = Windows(loss.short_len, loss.stride)
   live = loss.weights == "live"
-  done = flops.step_flops(
+  done = flops.row_operations(
     model.config,
     rows=config.data.batch_size,
-    seq_len=seq_len,
+    length=seq_len,
     n_windows=rows.max_windows(seq_len, windows) if live else 0,
     windows=windows,
-  )
+    trained=True,
+  ).total
   return lambda rate: done * rate / (peak * jax.device_count())
 
 

@@ -11,7 +11,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from longctx_jax.checkpoints import hub, loading
-from longctx_jax.model import sharding
+from longctx_jax.model import row_parts, sharding
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.text.corpus import Corpus
 from longctx_jax.text.tokenizer import TextTokenizer
@@ -96,7 +96,10 @@ def start(
   rows.require_batch_size(
     config.data.batch_size,
     accumulate=config.optimizer.accumulate,
-    ways=sharding.batch_ways(mesh),
+    ways=sharding.row_ways(mesh),
+  )
+  row_parts.require_length(
+    config.data.seq_len, mesh.shape[row_parts.AXIS], name="data.seq_len"
   )
   data_config = config_lib.data_config(config, workdir)
   # What is missing is said before weights are read.
@@ -123,12 +126,15 @@ def start(
     state = state_lib.create(
       dataclasses.replace(model, params=loaded.params), rule
     )
+  share, shares = sharding.row_share(mesh)
   pipeline = data.open_training_data(
     data_config,
     _tokenizer(config, model),
     corpus=documents,
     vocab_size=model.config.vocab_size,
     with_lengths=bool(model.config.rope_by_length),
+    share=share,
+    shares=shares,
   )
   if pipeline.num_steps < config.optimizer.steps:
     raise ValueError(

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from longctx_jax.model import parameters, partition
+from longctx_jax.model import int8, parameters, partition, sharding
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.loaded import LoadedModel
 
@@ -44,7 +44,11 @@ def create(
 
   The parameters are copied to float32: the model stays usable when the state
   is donated.
+
+  Raises:
+    ValueError: see `int8.require_plain`.
   """
+  int8.require_plain(model.params, doing="training")
 
   def init(params: nnx.State) -> TrainState:
     params = jax.tree.map(lambda p: p.astype(jnp.float32), params)
@@ -62,7 +66,9 @@ def create(
   return jax.jit(init, out_shardings=placed)(model.params)
 
 
-def shardings(state: TrainState, config: ModelConfig, mesh: Mesh) -> TrainState:
+def shardings(
+  state: TrainState, config: ModelConfig, mesh: sharding.AnyMesh
+) -> TrainState:
   """Where each part of a state lives, in the form of the state.
 
   Parts of the optimizer's state that mirror a parameter lie as it does; step

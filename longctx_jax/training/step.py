@@ -19,6 +19,7 @@ from longctx_jax.model import (
   log_probs,
   parameters,
   partition,
+  row_parts,
   sharding,
 )
 from longctx_jax.model.loaded import LoadedModel
@@ -30,6 +31,9 @@ from longctx_jax.training.state import TrainState
 Batch = dict[str, Array]
 Sums = dict[str, Array]
 
+# Of the windows of a row, in place of its positions.
+_PLAN = ("window_start", "score_start", "score_end")
+
 
 def make_train_step(
   model: LoadedModel,
@@ -39,13 +43,13 @@ def make_train_step(
   compute_dtype: Any,
   accumulate: int = 1,
   backend: str = "blockwise",
-  remat: bool = True,
+  remat: str = "block",
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Sums]]:
   """Makes the step; pure and not compiled.
 
   Trace it under `jax.set_mesh(model.mesh)`, and compile it with the state
-  donated: `state.shardings` says where its parts live, and a batch is
-  split as `sharding.batch_sharding` says.
+  donated: `state.shardings` says where its parts live, and
+  `program.place_batch` where those of a batch do.
 
   A batch has `inputs`, `targets` and `loss_mask` [B, T]; `segment_ids` and
   `positions` [B, T] where rows are packed; `lengths` where RoPE tables depend
@@ -109,11 +113,14 @@ def _check_batch(
   rows_lib.require_batch_size(
     batch["inputs"].shape[0],
     accumulate=accumulate,
-    ways=sharding.batch_ways(model.mesh),
+    ways=sharding.row_ways(model.mesh),
+  )
+  row_parts.require_length(
+    batch["inputs"].shape[1], model.mesh.shape[row_parts.AXIS], name="seq_len"
   )
   needed = {
     "none": (),
-    "live": ("window_start", "score_start", "score_end"),
+    "live": _PLAN,
     "stored": ("weights",),
   }[loss.weights]
   missing = [name for name in needed if name not in batch]
@@ -146,7 +153,7 @@ def _accumulate(
     # Strided, so that each device keeps its own rows.
     x = x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
     tail = (None,) * (x.ndim - 2)
-    return sharding.constrain(x, None, sharding.BATCH_AXES, *tail)
+    return sharding.constrain(x, None, sharding.ROW_AXES, *tail)
 
   parts = jax.tree.map(split, batch)
   shapes = jax.eval_shape(run, jax.tree.map(lambda x: x[0], parts))
@@ -166,32 +173,39 @@ def _gradients(
   model: LoadedModel,
   loss: LossConfig,
   backend: str,
-  remat: bool,
+  remat: str,
 ) -> tuple[nnx.State, Sums]:
   """(gradients of the loss summed over targets, sums) of a part."""
   if loss.weights == "live":
-    short, short_mask = short_pass(
-      params, batch, model=model, loss=loss, backend=backend
+    short, short_mask = map(
+      row_parts.split,
+      short_pass(params, batch, model=model, loss=loss, backend=backend),
     )
+  rows = {
+    name: row_parts.repeat(x) if x.ndim == 1 else row_parts.split(x)
+    for name, x in batch.items()
+    if name not in _PLAN
+  }
   head_options = dict(softcap=model.config.softcap, chunk=loss.chunk)
 
   def total_of(params: nnx.State) -> tuple[Float[Array, ""], Sums]:
     transformer = nnx.merge(model.graphdef, params)
     hidden = transformer(
-      batch["inputs"],
-      positions=batch.get("positions"),
-      segment_ids=batch.get("segment_ids"),
-      lengths=batch.get("lengths"),
+      rows["inputs"],
+      positions=rows.get("positions"),
+      segment_ids=rows.get("segment_ids"),
+      lengths=rows.get("lengths"),
+      in_parts=True,
       backend=backend,
       remat=remat,
     )
-    common = hidden, transformer.head(), batch["targets"]
+    common = hidden, transformer.head(), rows["targets"]
     if loss.weights == "live":
       total, _, sums = losses.fused_longce(
         *common,
         short,
         short_mask,
-        batch["loss_mask"],
+        rows["loss_mask"],
         gamma=loss.gamma,
         floor=loss.weight_floor,
         thresholds=loss.thresholds,
@@ -199,10 +213,10 @@ def _gradients(
       )
     else:
       stored = loss.weights == "stored"
-      mask = batch["loss_mask"]
+      mask = rows["loss_mask"]
       total, _, sums = losses.fused_weighted_nll(
         *common,
-        batch["weights"] if stored else jnp.ones(mask.shape),
+        rows["weights"] if stored else jnp.ones(mask.shape),
         mask,
         gamma=loss.gamma if stored else math.inf,
         **head_options,
@@ -241,7 +255,8 @@ def short_pass(
   """Log-probs under the short context, and where there are any.
 
   The windows of all rows are pooled; each device runs those of its own rows,
-  `window_batch` at a time.
+  `window_batch` at a time. Devices that share rows share their windows: a
+  window is whole on one of them.
 
   Args:
     params: parameters in the dtype of the pass.
@@ -253,9 +268,7 @@ def short_pass(
   Returns:
     (log-probs in nats, 0 where not scored; True where scored).
   """
-  starts, score_start, score_end = (
-    batch[name] for name in ("window_start", "score_start", "score_end")
-  )
+  starts, score_start, score_end = (batch[name] for name in _PLAN)
   rows, length = batch["inputs"].shape
   count = starts.shape[1]
   short = jnp.zeros((rows, length), jnp.float32)
@@ -281,6 +294,7 @@ def _cut_windows(batch: Batch, size: int) -> Int[Array, "B W size"]:
   ids = jnp.concatenate([batch["inputs"], batch["targets"][:, -1:]], axis=1)
   # A slice that reached past the end would be shifted silently.
   ids = jnp.pad(ids, ((0, 0), (0, size)))
+  ids = sharding.constrain(ids, sharding.ROW_AXES, None)
 
   def cut(
     row: Int[Array, " P"], starts: Int[Array, " W"]
@@ -302,9 +316,10 @@ def _score_windows(
 ) -> Float[Array, "B W d"]:
   """Log-probs of the last `stride` ids of each window [B, W, stride]."""
   rows, count, _ = ids.shape
-  ways = sharding.batch_ways(model.mesh)
-  own = rows // ways * count  # windows of a device
-  at_once = min(defaults.window_batch(loss.window_batch), own)
+  ways, sharing = sharding.row_ways(model.mesh), row_parts.count()
+  own = rows // ways * count  # windows of the devices that share rows
+  at_once = min(defaults.window_batch(loss.window_batch), -(-own // sharing))
+  at_once *= sharing
   steps = -(-own // at_once)
 
   def pool(x: Array) -> Array:

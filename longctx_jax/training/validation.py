@@ -13,6 +13,7 @@ from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model import parameters
 from longctx_jax.model.loaded import LoadedModel
+from longctx_jax.scoring import eval_step
 from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.text.corpus import Corpus
 
@@ -20,8 +21,9 @@ from longctx_jax.text.corpus import Corpus
 class HeldOut:
   """Documents with key tokens that the run never trains on.
 
-  The numbers are those of scripts/eval.py on an export of the same step in
-  the same dtype.
+  The numbers are those of scripts/eval.py --sums_only on an export of the same
+  step in the same dtype. Of several processes each reads the documents; all
+  get the result.
   """
 
   def __init__(
@@ -54,6 +56,7 @@ class HeldOut:
     self._dtype = jnp.dtype(dtype)
     self._backend = backend
     self._scorer: scorer_lib.Scorer | None = None
+    self._summer: eval_step.Summer | None = None
 
   def evaluate(self, model: LoadedModel) -> LongPplResult:
     """The pooled result of a model; programs are compiled once per run.
@@ -70,8 +73,13 @@ class HeldOut:
       self._scorer = scorer_lib.make_scorer(
         model, self._manifest.windows, backend=self._backend
       )
-    scorer = dataclasses.replace(self._scorer, model=model)
-    run = passes.Evaluation(scorer, self._manifest, max_length=self._max_length)
+      self._summer = eval_step.make_summer(model, backend=self._backend)
+    run = passes.Evaluation(
+      dataclasses.replace(self._scorer, model=model),
+      self._manifest,
+      max_length=self._max_length,
+      summer=dataclasses.replace(self._summer, model=model),
+    )
     documents = [done.result for done in run.evaluate(self._pairs)]
     return results.summarise(
       sorted(documents, key=lambda document: document.doc_index),

@@ -1,5 +1,6 @@
 import time
 
+import jax
 import numpy as np
 import pytest
 from support import saved_models
@@ -7,6 +8,7 @@ from support.checks import refuses
 
 from longctx_jax import testing
 from longctx_jax.checkpoints import (
+  convert,
   hf_folder,
   loading,
 )
@@ -74,3 +76,43 @@ def test_slow_reading_says_that_it_goes_on(folder, mesh, monkeypatch, caplog):
   with caplog.at_level("INFO"):
     loading.load_model(folder, mesh=mesh)
   assert f"still loading {folder}: 0 s" in caplog.text
+
+
+def test_int8_weights_are_the_checkpoints_by_checksum_and_say_so(
+  folder, tmp_path, mesh
+):
+  plain = loading.load_model(folder, mesh=mesh)
+  first, again = (
+    loading.load_model(folder, mesh=mesh, weights="int8") for _ in range(2)
+  )
+  assert first.checksum == plain.checksum
+  assert first.weight_format == "safetensors F32 as int8"
+  assert first.dtype == plain.dtype == "float32"
+  ids = np.arange(20)[None]
+  np.testing.assert_array_equal(first.logits(ids), again.logits(ids))
+  gap = np.abs(first.logits(ids) - plain.logits(ids)).max()
+  assert 0 < gap < 0.2
+  # With its context cut it is the same model still.
+  cut = first.with_attention(window=4, sink_len=1)
+  assert np.abs(cut.logits(ids)[:, :4] - first.logits(ids)[:, :4]).max() < 1e-5
+  # Bytes in place of numbers of four.
+  sizes = [
+    sum(leaf.nbytes for leaf in jax.tree.leaves(model.params["layers"]))
+    for model in (first, plain)
+  ]
+  assert sizes[0] < 0.4 * sizes[1]
+
+
+def test_int8_weights_are_no_checkpoint_and_come_from_tensors(
+  folder, tmp_path, mesh
+):
+  model = loading.load_model(folder, mesh=mesh, weights="int8")
+  for fmt in convert.FORMATS:
+    with refuses("kernels are rounded to int8.*a checkpoint needs them"):
+      convert.write_model(model, str(tmp_path / "out"), fmt=fmt, origin=None)
+  assert not (tmp_path / "out").exists()
+  convert.convert(str(folder), str(tmp_path / "orbax"), fmt="orbax")
+  with refuses("orbax: weights are rounded to int8 from .*--output FOLDER"):
+    loading.load_model(tmp_path / "orbax", mesh=mesh, weights="int8")
+  with refuses("weights='int4' is not one of int8"):
+    loading.load_model(folder, mesh=mesh, weights="int4")

@@ -1,12 +1,14 @@
 """Log-probs of another engine: a file that fits, or an error that says why."""
 
+import math
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import manifests
+from support import manifests, records
 
-from longctx_jax.evaluation import foreign, matched
+from longctx_jax.evaluation import foreign, matched, passes
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.record import make_key_tokens
 from longctx_jax.text import corpus
@@ -173,3 +175,72 @@ def test_columns_and_name_are_checked_when_the_file_is_opened(tmp_path, write):
     foreign.open_log_probs(path, "m")
   with pytest.raises(FileNotFoundError):
     foreign.open_log_probs(tmp_path / "none.parquet", "m")
+
+
+@pytest.mark.parametrize(
+  ("log_probs", "offsets", "message"),
+  [
+    ([-1.0], [[0, 1], [1, 2]], "1 log-probs and 2 offsets"),
+    ([], [], "0 log-probs and 0 offsets"),
+    ([-1.0, math.nan], [[0, 1], [1, 2]], "nan at target 1"),
+    ([-math.inf, -1.0], [[0, 1], [1, 2]], "-inf at target 0"),
+    ([-1.0, 0.5], [[0, 1], [1, 2]], "0.5 at target 1"),
+    ([-1.0, -1.0], [[2, 3], [1, 2]], r"\[1, 2\] at target 1 are unordered"),
+    ([-1.0, -1.0], [[0, 1], [2, 1]], r"\[2, 1\] at target 1"),
+    ([-1.0], [[-1, 1]], r"\[-1, 1\] at target 0"),
+    ([-1.0], [[3, 7]], r"\[3, 7\] at target 0.*text of 6 characters"),
+  ],
+)
+def test_log_probs_that_do_not_fit_are_refused(log_probs, offsets, message):
+  with pytest.raises(ValueError, match=f"document 'd': .*{message}"):
+    foreign.check_log_probs("d", "abcdef", log_probs, offsets)
+
+
+def test_rounding_above_certainty_is_cut():
+  log_probs, offsets = foreign.check_log_probs(
+    "d", "abcdef", [5e-4, -1], [(0, 1), (0, 6)]
+  )
+  assert log_probs.tolist() == [0.0, -1.0]
+  assert offsets.tolist() == [[0, 1], [0, 6]]
+
+
+def test_foreign_log_probs_end_where_the_evaluator_stopped():
+  """Cases C5: both perplexities are over what the evaluator read."""
+  keys = records.keys_of_spans([(0, 4)], "abcdef", n_chars=4)
+  arrays = [-1.0, -2.0, -4.0], [(0, 2), (2, 4), (3, 5)]
+  result = foreign.result_from_log_probs(keys, "abcdef", *arrays)
+  assert (result.n_tokens, result.nll_sum) == (2, 3.0)
+  assert result.n_key_tokens == 2
+
+
+@pytest.mark.parametrize(
+  ("start", "end", "expected"),
+  [
+    (0, 600, (0, 600)),
+    # A first token has no log-prob; a longer gap is text that was cut.
+    (256, 600, (0, 600)),
+    (257, 600, (257, 600)),
+    # Tokens may leave out spaces at the end, and nothing else.
+    (0, 590, (0, 600)),
+    (0, 589, (0, 589)),
+  ],
+)
+def test_what_an_engine_read_is_seen_from_its_log_probs(start, end, expected):
+  text = "a" * 590 + " " * 10
+  keys = records.keys_of_spans([(100, 110), (580, 590)], text)
+  offsets = np.arange(start, end)[:, None] + [0, 1]
+  log_probs = [-1.0] * len(offsets)
+  result = foreign.result_from_log_probs(keys, text, log_probs, offsets)
+  assert (result.read_from, result.read_to) == expected
+  assert result.truncated == (expected != (0, 600))
+  unread = 10 * (start == 257) + (end == 589)
+  assert result.unread_key_chars == unread
+
+
+@pytest.mark.parametrize("reason", passes.UNREADABLE)
+def test_unreadable_documents_need_no_log_probs(reason):
+  keys = records.keys_of_spans([], TEXT, reason=reason)
+  result = foreign.result_from_log_probs(keys, TEXT, [], [])
+  assert (result.doc_id, result.reason) == ("d", reason)
+  assert (result.n_tokens, result.n_chars_read) == (0, 0)
+  assert result.n_chars == len(TEXT)

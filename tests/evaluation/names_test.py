@@ -29,6 +29,12 @@ def test_hub_ids_and_paths_have_names_without_a_slash(tmp_path):
   assert list(names.read(paths)) == ["Qwen--Qwen3-8B", "x", "model.gguf"]
 
 
+def test_rounded_weights_have_a_row_beside_the_stored():
+  words = ["runs/a/export", "mine=runs/b/export"]
+  # A stated name stays what it is.
+  assert list(names.read(words, form="int8")) == ["a-int8", "mine"]
+
+
 def test_two_finetuned_runs_are_compared_in_one_command():
   assert names.read(["runs/a/export", "runs/b/export"]) == {
     "a": "runs/a/export",

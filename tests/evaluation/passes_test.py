@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support import manifests
+from support import manifests, records
 from support.checks import one_device_mesh
 
 from longctx_jax import testing
@@ -24,26 +24,6 @@ from longctx_jax.text.tokenizer import TextTokenizer
 TEXT = testing.synthetic_document(5, num_words=24)
 WINDOWS = Windows(16, 8)
 PUBLISHED = dataclasses.replace(slices.PUBLISHED, evaluator="E")
-
-
-def keys_of_spans(spans, text, **changes):
-  """Key tokens of which only the spans are known, as from slice files."""
-  fields = dict(
-    doc_id="d",
-    doc_index=3,
-    text_sha256=corpus.text_sha256(text),
-    n_chars=len(text),
-    n_tokens=0,
-    n_tokens_full=0,
-    n_eligible=7,
-    offsets=None,
-    long_log_probs=None,
-    short_log_probs=None,
-    manifest=PUBLISHED,
-  )
-  made = record.make_key_tokens(**fields | changes)
-  spans = np.array(spans, np.int64).reshape(-1, 2)
-  return dataclasses.replace(made, spans=spans)
 
 
 @st.composite
@@ -98,7 +78,7 @@ def expected_result(text, spans, tokens, log_probs):
     key_chars=len(characters(spans)),
     covered_chars=len(characters(spans) & characters(record)),
     text_sha256=corpus.text_sha256(text),
-    keys_sha256=identity.keys_sha256(keys_of_spans(spans, text)),
+    keys_sha256=identity.keys_sha256(records.keys_of_spans(spans, text)),
     n_chars=len(text),
     n_chars_scored=len(text),
     read_to=len(text),
@@ -118,7 +98,7 @@ def test_sums_are_those_of_a_brute_force_count(problem):
   """Cases A5, A7: wholly in one span; a token counts as often as it is read."""
   text, spans, tokens, log_probs = problem
   got = passes.document_result(
-    keys_of_spans(spans, text),
+    records.keys_of_spans(spans, text),
     text,
     np.array(tokens),
     np.array(log_probs, np.float32),
@@ -138,7 +118,7 @@ def test_a_key_first_token_is_counted_and_moves_no_value():
   spans = [(0, 4)]
   results = [
     passes.document_result(
-      keys_of_spans(spans, text),
+      records.keys_of_spans(spans, text),
       text,
       offsets,
       np.array([-1.0, last]),
@@ -151,7 +131,7 @@ def test_a_key_first_token_is_counted_and_moves_no_value():
     assert (result.n_key_tokens, result.key_nll_sum) == (1, 1.0)
     assert result.key_coverage == 0.5
   outside = passes.document_result(
-    keys_of_spans([(1, 4)], text),
+    records.keys_of_spans([(1, 4)], text),
     text,
     offsets,
     np.array([-1.0, -5.0]),
@@ -168,7 +148,7 @@ def test_the_first_token_is_scored_behind_a_bos(
 ):
   """Cases A8."""
   manifest = dataclasses.replace(PUBLISHED, protocol=protocol_name)
-  keys = keys_of_spans([(0, 3)], TEXT, manifest=manifest)
+  keys = records.keys_of_spans([(0, 3)], TEXT, manifest=manifest)
   _, _, (done,) = evaluate(model, keys)
   assert done.result.n_unscorable_key == unscorable
   assert done.result.n_key_tokens == 3 - unscorable
@@ -176,82 +156,13 @@ def test_the_first_token_is_scored_behind_a_bos(
 
 def test_the_evaluators_reason_stays_and_the_ppl_with_it():
   """Cases C2."""
-  keys = keys_of_spans([], TEXT, reason="too_short")
+  keys = records.keys_of_spans([], TEXT, reason="too_short")
   result = passes.document_result(
     keys, TEXT, np.array([[1, 2], [2, 3]]), np.array([-1.0, -2.0])
   )
   assert result.reason == "too_short"
   assert result.longppl is None
   assert result.ppl == pytest.approx(math.exp(1.5))
-
-
-@pytest.mark.parametrize(
-  ("log_probs", "offsets", "message"),
-  [
-    ([-1.0], [[0, 1], [1, 2]], "1 log-probs and 2 offsets"),
-    ([], [], "0 log-probs and 0 offsets"),
-    ([-1.0, math.nan], [[0, 1], [1, 2]], "nan at target 1"),
-    ([-math.inf, -1.0], [[0, 1], [1, 2]], "-inf at target 0"),
-    ([-1.0, 0.5], [[0, 1], [1, 2]], "0.5 at target 1"),
-    ([-1.0, -1.0], [[2, 3], [1, 2]], r"\[1, 2\] at target 1 are unordered"),
-    ([-1.0, -1.0], [[0, 1], [2, 1]], r"\[2, 1\] at target 1"),
-    ([-1.0], [[-1, 1]], r"\[-1, 1\] at target 0"),
-    ([-1.0], [[3, 7]], r"\[3, 7\] at target 0.*text of 6 characters"),
-  ],
-)
-def test_log_probs_that_do_not_fit_are_refused(log_probs, offsets, message):
-  with pytest.raises(ValueError, match=f"document 'd': .*{message}"):
-    passes.check_log_probs("d", "abcdef", log_probs, offsets)
-
-
-def test_rounding_above_certainty_is_cut():
-  log_probs, offsets = passes.check_log_probs(
-    "d", "abcdef", [5e-4, -1], [(0, 1), (0, 6)]
-  )
-  assert log_probs.tolist() == [0.0, -1.0]
-  assert offsets.tolist() == [[0, 1], [0, 6]]
-
-
-def test_foreign_log_probs_end_where_the_evaluator_stopped():
-  """Cases C5: both perplexities are over what the evaluator read."""
-  keys = keys_of_spans([(0, 4)], "abcdef", n_chars=4)
-  arrays = [-1.0, -2.0, -4.0], [(0, 2), (2, 4), (3, 5)]
-  result = passes.result_from_log_probs(keys, "abcdef", *arrays)
-  assert (result.n_tokens, result.nll_sum) == (2, 3.0)
-  assert result.n_key_tokens == 2
-
-
-@pytest.mark.parametrize(
-  ("start", "end", "expected"),
-  [
-    (0, 600, (0, 600)),
-    # A first token has no log-prob; a longer gap is text that was cut.
-    (256, 600, (0, 600)),
-    (257, 600, (257, 600)),
-    # Tokens may leave out spaces at the end, and nothing else.
-    (0, 590, (0, 600)),
-    (0, 589, (0, 589)),
-  ],
-)
-def test_what_an_engine_read_is_seen_from_its_log_probs(start, end, expected):
-  text = "a" * 590 + " " * 10
-  keys = keys_of_spans([(100, 110), (580, 590)], text)
-  offsets = np.arange(start, end)[:, None] + [0, 1]
-  log_probs = [-1.0] * len(offsets)
-  result = passes.result_from_log_probs(keys, text, log_probs, offsets)
-  assert (result.read_from, result.read_to) == expected
-  assert result.truncated == (expected != (0, 600))
-  unread = 10 * (start == 257) + (end == 589)
-  assert result.unread_key_chars == unread
-
-
-@pytest.mark.parametrize("reason", passes.UNREADABLE)
-def test_unreadable_documents_need_no_log_probs(reason):
-  keys = keys_of_spans([], TEXT, reason=reason)
-  result = passes.result_from_log_probs(keys, TEXT, [], [])
-  assert (result.doc_id, result.reason) == ("d", reason)
-  assert (result.n_tokens, result.n_chars_read) == (0, 0)
-  assert result.n_chars == len(TEXT)
 
 
 class Recorder:

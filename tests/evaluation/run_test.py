@@ -334,6 +334,37 @@ def write_log_probs(path, workdir):
   return rows
 
 
+def test_sums_from_the_devices_are_those_of_all_log_probs(tmp_path, config):
+  """In all that a result says, also of each document and key region."""
+  found = []
+  for sums_only in (False, True):
+    config.eval.sums_only = sums_only
+    workdir = tmp_path / str(sums_only)
+    run_lib.evaluate(config, workdir=workdir)
+    (result,) = files.load_results(workdir)
+    assert result.sums_only == sums_only
+    found.append(result)
+  host, device = found
+  assert host.n_key_tokens and host.documents[0].shared_gap_sum
+  for one, other in (
+    (host, device),
+    *zip(host.documents, device.documents, strict=True),
+  ):
+    fields = vars(other)
+    for name, value in vars(one).items():
+      if name not in OF_THE_RUN | {"documents", "sums_only"}:
+        is_number = isinstance(value, float | tuple) and name != "warnings"
+        expected = pytest.approx(value, rel=1e-6) if is_number else value
+        assert fields[name] == expected, name
+
+
+def test_sums_alone_leave_no_rows_to_write(tmp_path, config):
+  config.eval.update(sums_only=True, per_token=True)
+  with pytest.raises(ValueError, match="sums_only and per_token"):
+    run_lib.evaluate(config, workdir=tmp_path)
+  assert not list(tmp_path.iterdir())
+
+
 def test_log_probs_from_elsewhere_give_the_models_own_result(tmp_path, config):
   config.eval.per_token = True
   (expected,) = run_lib.evaluate(config, workdir=tmp_path / "own")
@@ -411,6 +442,63 @@ def test_the_evaluators_own_pass_is_reused_for_its_weights_alone(
   )
   assert passed(scorers[-1:]) == own.n_tokens
   assert result.longppl == pytest.approx(own.longppl, rel=1e-6)
+
+
+def test_weights_in_int8_are_another_model_of_the_same_checkpoint(
+  tmp_path, made, config, scorers
+):
+  config.models = (str(made / "m0"), str(made / "m1"))
+  config.scoring.weights = "int8"
+  own, other = run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert [r.name for r in (own, other)] == ["m0-int8", "m1-int8"]
+  # The evaluator's own weights, by construction; not its own log-probs.
+  assert [r.self_evaluated for r in (own, other)] == [True, False]
+  assert own.n_reused == 0 and passed(scorers[:1]) == own.n_tokens
+  said = "the kernels of this model are rounded to int8"
+  assert said in own.warnings and said in other.warnings
+  assert other.model["weight_format"] == "safetensors F32 as int8"
+  # Beside the rows of the stored weights, which are near and not the same.
+  config.scoring.weights = ""
+  plain = run_lib.evaluate(config, workdir=tmp_path / "w")[1]
+  assert (
+    plain.name == "m1" and plain.model["checksum"] == (other.model["checksum"])
+  )
+  assert plain.longppl == pytest.approx(other.longppl, rel=0.05)
+  assert plain.longppl != other.longppl and said not in plain.warnings
+  assert len(files.load_results(tmp_path / "w")) == 4
+  # Under one name they would take each other's place.
+  config.models = (f"m1-int8={made / 'm1'}",)
+  with pytest.raises(ValueError, match="weight_format was .* as int8' and is"):
+    run_lib.evaluate(config, workdir=tmp_path / "w")
+  # The evaluator's rounding is said of every model.
+  config.update_from_flattened_dict(
+    {"key_tokens": "", "evaluator": str(made / "m0"), "scoring.weights": "int8"}
+  )
+  (found,) = run_lib.evaluate(config, workdir=tmp_path / "keys_too")
+  assert "the kernels of the evaluator are rounded to int8" in found.warnings
+
+
+def test_a_result_says_in_which_dtype_it_was_made(tmp_path, made, config):
+  """In its file, and in every table; float32 goes without saying."""
+  path, said = str(made / "m1"), "this model ran in bfloat16"
+  config.models = (f"exact={path}",)
+  (exact,) = run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert said not in exact.warnings and exact.model["dtype"] == "float32"
+  config.models, config.scoring.dtype = (f"half={path}",), "bfloat16"
+  (half,) = run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert said in half.warnings and half.model["dtype"] == "bfloat16"
+  assert half.ppl == pytest.approx(exact.ppl, rel=0.05)
+  assert half.ppl != exact.ppl
+  stored = files.load_results(tmp_path / "w")
+  for fmt in ("text", "markdown", "csv"):
+    table = comparison.compare_table(stored, fmt=fmt)
+    assert table.count(said) == 1
+  assert f"half: {said}" in comparison.compare_table(stored, fmt="text")
+  config.update_from_flattened_dict(
+    {"key_tokens": "", "evaluator": str(made / "m0")}
+  )
+  (found,) = run_lib.evaluate(config, workdir=tmp_path / "keys_too")
+  assert "the evaluator ran in bfloat16" in found.warnings
 
 
 def rounded(weights, form):

@@ -1,4 +1,4 @@
-"""Operations counted by hand, and peaks of devices."""
+"""Operations counted by hand."""
 
 import pytest
 
@@ -38,27 +38,21 @@ def test_a_token_meets_its_own_experts_only():
 
 def test_a_step_is_three_passes_and_the_windows_one_each():
   config = testing.tiny_config()
-  kinds = dict(rows=4, seq_len=64, windows=Windows(16, 8))
-  ce = flops.step_flops(config, n_windows=0, **kinds)
-  assert ce == 4 * 3 * flops.forward_flops(config, 64)
-  live = flops.step_flops(config, n_windows=5, **kinds)
+  kinds = dict(rows=4, length=64, windows=Windows(16, 8), trained=True)
+  ce = flops.row_operations(config, n_windows=0, **kinds)
+  assert ce.total == 4 * 3 * flops.forward_flops(config, 64)
+  live = flops.row_operations(config, n_windows=5, **kinds)
   window = flops.forward_flops(config, 23, predicted=8)
-  assert live - ce == pytest.approx(4 * 5 * window)
+  assert live.total - ce.total == pytest.approx(4 * 5 * window)
+  assert live.long == ce.long and ce.short == 0
+  assert live.head - ce.head == 4 * 5 * 2 * 263 * 40 * 8
 
 
-@pytest.mark.parametrize(
-  ("kind", "peak"),
-  [
-    ("TPU v4", 275e12),
-    ("TPU v5 lite", 197e12),
-    ("TPU v5p", 459e12),
-    ("TPU v5", 459e12),
-    ("TPU v6 lite", 918e12),
-    ("NVIDIA H100 80GB HBM3", 989e12),
-    ("NVIDIA A100-SXM4-80GB", 312e12),
-    ("cpu", None),
-    ("TPU v99", None),
-  ],
-)
-def test_peaks_are_those_of_the_data_sheets_or_unknown(kind, peak):
-  assert flops.peak_flops(kind) == peak
+def test_a_scored_row_goes_forward_alone():
+  config = testing.tiny_config()
+  kinds = dict(rows=3, length=64, n_windows=5, windows=Windows(16, 8))
+  scored, trained = (
+    flops.row_operations(config, trained=trained, **kinds)
+    for trained in (False, True)
+  )
+  assert trained.long == 3 * scored.long and trained.short == scored.short

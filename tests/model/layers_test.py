@@ -120,9 +120,49 @@ def products(dtype):
 @pytest.mark.parametrize(
   ("on_cpu", "out"), [(True, "float32"), (False, "bfloat16")]
 )
-def test_products_of_bfloat16_give_float32_on_a_cpu_alone(
+def test_products_of_bfloat16_give_float32_where_it_costs_nothing(
   monkeypatch, on_cpu, out
 ):
+  """On a CPU, and those that are summed over devices: a kernel's gradient."""
   monkeypatch.setattr(sharding, "on_cpu", lambda: on_cpu)
-  assert products(jnp.bfloat16) == [("bfloat16", "bfloat16", out)] * 3
+  narrow = ("bfloat16", "bfloat16")
+  assert sorted(products(jnp.bfloat16)) == sorted(
+    [(*narrow, out), (*narrow, out), (*narrow, "float32")]
+  )
   assert products(jnp.float32) == [("float32",) * 3] * 3
+
+
+@pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"fsdp": 2, "tensor": 4}])
+@pytest.mark.parametrize("axes", [layers.INTO, layers.OUT_OF])
+def test_products_of_shards_are_rounded_once(monkeypatch, rng, sizes, axes):
+  monkeypatch.setattr(sharding, "on_cpu", lambda: False)
+  mesh = sharding.make_mesh(sizes)
+  kernel, x, d_out = (
+    jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+    for shape in ((64, 48), (8, 5, 64), (8, 5, 48))
+  )
+  linear = layers.Linear(64, 48, bias=False, dtype=jnp.bfloat16, axes=axes)
+  graphdef, params = nnx.split(linear)
+
+  @jax.jit
+  def run(kernel, x, d_out):
+    def apply(kernel, x):
+      params["kernel"] = params["kernel"].replace(kernel)
+      return nnx.merge(graphdef, params)(x)
+
+    out, pull = jax.vjp(apply, kernel, x)
+    return out, *pull(d_out)
+
+  split = sharding.batch_sharding(mesh)
+  place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+  with jax.set_mesh(mesh):
+    got = run(jax.device_put(kernel, place), *jax.device_put((x, d_out), split))
+  assert got[1].sharding.is_equivalent_to(place, 2)
+  kernel, x, d_out = (np.asarray(a, np.float64) for a in (kernel, x, d_out))
+  exact = (
+    x @ kernel, np.einsum("bti,bto->io", x, d_out), d_out @ kernel.T
+  )  # fmt: skip
+  for a, b in zip(got, exact, strict=True):
+    np.testing.assert_allclose(
+      np.asarray(a, np.float64), b, rtol=2**-8, atol=1e-5
+    )

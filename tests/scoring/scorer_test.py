@@ -15,7 +15,7 @@ from longctx_jax import testing
 from longctx_jax.model import sharding
 from longctx_jax.model.rope import RopeConfig
 from longctx_jax.paper.windows import Windows
-from longctx_jax.runtime import progress
+from longctx_jax.runtime import device, progress
 from longctx_jax.scoring import buckets
 from longctx_jax.scoring import scorer as scorer_lib
 
@@ -206,6 +206,9 @@ def test_buckets_change_nothing(scorer, scored, monkeypatch):
     ({"data": 3}, 1),
     ({"fsdp": 4}, 2),
     ({"data": 2, "fsdp": 2, "tensor": 2}, 1),
+    ({"context": 2}, 5),
+    ({"data": 2, "context": 4}, 1),
+    ({"fsdp": 2, "tensor": 2, "context": 2}, 2),
   ],
 )
 def test_devices_change_nothing(scored, sizes, window_batch):
@@ -286,3 +289,44 @@ def test_prefixes_of_two_lengths_are_refused(scorer):
   jobs = jobs_of([81]) + jobs_of([129], prefix_len=1)
   with pytest.raises(ValueError, match="same prefix_len"):
     list(scorer.score(jobs))
+
+
+def test_copies_on_cores_give_the_same_bits_and_feed_no_padding(caplog):
+  """On 1 and 2 devices; the third document and the fifth window are alone."""
+  config = testing.tiny_config(vocab_size=264)
+  jobs = jobs_of((100, 101, 102))
+  found, scorers = [], []
+  for count in (1, 2):
+    mesh = sharding.make_mesh({"data": count}, jax.devices()[:count])
+    model = testing.tiny_model(config, mesh=mesh)
+    scorers.append(scorer_lib.make_scorer(model, Windows(K, D)))
+    with caplog.at_level("INFO"):
+      found.append(by_key(scorers[-1].score(jobs)))
+  (said,) = (text for text in caplog.messages if "copy of the weights" in text)
+  assert said == "2 CPU devices, a copy of the weights on each: 2 x 0.00 GiB"
+  for n, one in found[0].items():
+    np.testing.assert_array_equal(one.long, found[1][n].long)
+    np.testing.assert_array_equal(one.short, found[1][n].short)
+  windows = K + D
+  # The last window takes the program of all devices, which is there.
+  assert set(scorers[1].compiled) == {
+    ("long", (2, 129)), ("long", (1, 129)), (0, (2, windows)),
+  }  # fmt: skip
+  assert scorers[1].usage.fed == 3 * 128 + 10 * (windows - 1)
+  # Where it is not there, one device has all cores.
+  alone = renewed(scorers[1], compiled={})
+  (scores,) = alone.score(jobs_of([65]))
+  assert set(alone.compiled) == {("long", (1, 129)), (0, (1, windows))}
+  assert np.isfinite(scores.short[K - 1 :]).all()
+
+
+def test_a_pass_that_the_devices_have_no_memory_for_is_refused(
+  scorer, monkeypatch
+):
+  """Before it runs; with what it needs, what there is, and what to set."""
+  monkeypatch.setattr(device, "memory_bytes", lambda _: 1 << 16)
+  small = renewed(scorer, compiled={})
+  message = r"^the pass over texts of up to 129 ids takes .* set --max_length"
+  with pytest.raises(ValueError, match=message):
+    list(small.score(jobs_of([100])))
+  assert small.usage.fed == 0

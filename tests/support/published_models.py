@@ -8,7 +8,7 @@ import copy
 
 import numpy as np
 
-from longctx_jax.checkpoints.facts import config_json
+from longctx_jax.checkpoints.facts import config_json, published
 from longctx_jax.model.config import ModelConfig
 
 _LLAMA = {
@@ -26,53 +26,27 @@ _LLAMA = {
   "bos_token_id": 1,
   "eos_token_id": 2,
 }
-_LLAMA2_7B = _LLAMA | {
-  "vocab_size": 32000,
-  "hidden_size": 4096,
-  "intermediate_size": 11008,
-  "max_position_embeddings": 4096,
-  "num_attention_heads": 32,
-  "num_hidden_layers": 32,
-  "num_key_value_heads": 32,
-}
-_LLAMA3 = _LLAMA | {
-  "attention_bias": False,
-  "attention_dropout": 0.0,
-  "mlp_bias": False,
-  "vocab_size": 128256,
-  "max_position_embeddings": 131072,
-  "rope_theta": 500000.0,
-  "rope_scaling": {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-    "rope_type": "llama3",
-  },
-  "bos_token_id": 128000,
-  "eos_token_id": [128001, 128008, 128009],
-}
-_MISTRAL_7B = {
+# What the package knows of a model, and what else the published file states.
+_LLAMA2_7B = _LLAMA | published.FIELDS["meta-llama/Llama-2-7b-hf"]
+_LLAMA3 = (
+  _LLAMA
+  | published.FIELDS["meta-llama/Llama-3.1-8B"]
+  | {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "mlp_bias": False,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+  }
+)
+_MISTRAL_7B = published.FIELDS["mistralai/Mistral-7B-v0.1"] | {
   "architectures": ["MistralForCausalLM"],
-  "model_type": "mistral",
   "bos_token_id": 1,
   "eos_token_id": 2,
-  "hidden_act": "silu",
-  "hidden_size": 4096,
   "initializer_range": 0.02,
-  "intermediate_size": 14336,
-  "max_position_embeddings": 32768,
-  "num_attention_heads": 32,
-  "num_hidden_layers": 32,
-  "num_key_value_heads": 8,
-  "rms_norm_eps": 1e-05,
-  "rope_theta": 10000.0,
-  "sliding_window": 4096,
-  "tie_word_embeddings": False,
   "torch_dtype": "bfloat16",
   "transformers_version": "4.34.0.dev0",
   "use_cache": True,
-  "vocab_size": 32000,
 }
 _QWEN2 = {
   "architectures": ["Qwen2ForCausalLM"],
@@ -158,6 +132,10 @@ _GEMMA2 = {
 # name -> (parameters, fields)
 MODELS = {
   "Llama-2-7b-hf": (6_738_415_616, _LLAMA2_7B | {"pad_token_id": 0}),
+  "Llama-2-13b-hf": (
+    13_015_864_320,
+    _LLAMA | published.FIELDS["meta-llama/Llama-2-13b-hf"],
+  ),
   "CodeLlama-7b-hf": (
     6_738_546_688,
     _LLAMA2_7B
@@ -196,17 +174,7 @@ MODELS = {
       "pad_token_id": 0,
     },
   ),
-  "Llama-3.1-8B": (
-    8_030_261_248,
-    _LLAMA3
-    | {
-      "hidden_size": 4096,
-      "intermediate_size": 14336,
-      "num_attention_heads": 32,
-      "num_hidden_layers": 32,
-      "num_key_value_heads": 8,
-    },
-  ),
+  "Llama-3.1-8B": (8_030_261_248, _LLAMA3),
   "Llama-3.2-1B": (
     1_235_814_400,
     _LLAMA3
@@ -224,19 +192,8 @@ MODELS = {
   "SmolLM2-135M": (
     134_515_008,
     _LLAMA
-    | {
-      "vocab_size": 49152,
-      "hidden_size": 576,
-      "intermediate_size": 1536,
-      "is_llama_config": True,
-      "max_position_embeddings": 8192,
-      "num_attention_heads": 9,
-      "num_hidden_layers": 30,
-      "num_key_value_heads": 3,
-      "rope_interleaved": False,
-      "rope_theta": 100000,
-      "tie_word_embeddings": True,
-    },
+    | published.FIELDS["HuggingFaceTB/SmolLM2-135M"]
+    | {"is_llama_config": True, "rope_interleaved": False},
   ),
   "Mistral-7B-v0.1": (7_241_732_096, _MISTRAL_7B),
   "FILM-7B": (

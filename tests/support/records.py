@@ -1,13 +1,17 @@
 """Key tokens and stores in memory, from log-probs that no model gave."""
 
+import dataclasses
+
 import numpy as np
 
+from longctx_jax.key_tokens import record, slices
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.record import make_key_tokens
 from longctx_jax.text import corpus
 from support import manifests
 
 _MANIFEST = manifests.make()
+_PUBLISHED = dataclasses.replace(slices.PUBLISHED, evaluator="E")
 
 
 def make_row(text, long, short, *, doc_id="d0", manifest=_MANIFEST, **fields):
@@ -48,3 +52,23 @@ def make_store(*rows):
   return store_lib.KeyTokenStore(
     rows[0].manifest if rows else _MANIFEST, hashes, by_id.__getitem__
   )
+
+
+def keys_of_spans(spans, text, **changes):
+  """Key tokens of which only the spans are known, as from slice files."""
+  fields = dict(
+    doc_id="d",
+    doc_index=3,
+    text_sha256=corpus.text_sha256(text),
+    n_chars=len(text),
+    n_tokens=0,
+    n_tokens_full=0,
+    n_eligible=7,
+    offsets=None,
+    long_log_probs=None,
+    short_log_probs=None,
+    manifest=_PUBLISHED,
+  )
+  made = record.make_key_tokens(**fields | changes)
+  spans = np.array(spans, np.int64).reshape(-1, 2)
+  return dataclasses.replace(made, spans=spans)

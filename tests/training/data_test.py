@@ -43,8 +43,8 @@ def open_data(config, process=(0, 1), **changes):
   return data.open_training_data(
     dataclasses.replace(config, **changes),
     TOKENIZER,
-    process_index=process[0],
-    process_count=process[1],
+    share=process[0],
+    shares=process[1],
   )
 
 

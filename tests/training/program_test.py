@@ -39,6 +39,22 @@ def test_rows_of_a_batch_are_split_over_the_mesh(sizes):
   assert shapes == {(8 // count, 3)}
 
 
+def test_positions_of_a_row_are_split_over_context():
+  mesh = sharding.make_mesh({"data": 2, "context": 4})
+  batch = {
+    "inputs": np.arange(32).reshape(4, 8),
+    "window_start": np.arange(12).reshape(4, 3),
+    "lengths": np.arange(4),
+  }
+  placed = program.place_batch(batch, mesh)
+  shapes = {"inputs": (2, 2), "window_start": (2, 3), "lengths": (2,)}
+  for name, array in placed.items():
+    np.testing.assert_array_equal(array, batch[name])
+    assert {shard.data.shape for shard in array.addressable_shards} == {
+      shapes[name]
+    }
+
+
 def test_a_program_knows_its_mesh_and_says_what_it_takes(caplog):
   mesh = sharding.make_mesh({"fsdp": 4}, jax.devices()[:4])
 
@@ -47,9 +63,10 @@ def test_a_program_knows_its_mesh_and_says_what_it_takes(caplog):
 
   with caplog.at_level("INFO"):
     compiled = program.compile_on(
-      mesh, ways, jax.ShapeDtypeStruct((2**20,), jnp.float32)
+      mesh, ways, jax.ShapeDtypeStruct((2**20,), jnp.float32), note=" so"
     )
-  # 4 MiB.
-  assert "compiled ways in" in caplog.text
+  # 4 MiB, and as much again for the result.
+  assert "compiled ways so in" in caplog.text
+  assert "(4194304, 0 and 8388608 bytes)" in caplog.text
   assert "0.00 GiB of arguments" in caplog.text
   assert (compiled(jnp.ones(2**20)) == 5).all()

@@ -13,7 +13,7 @@ from longctx_jax import testing
 from longctx_jax.model import parameters, sharding
 from longctx_jax.paper.windows import Windows
 from longctx_jax.scoring import scorer as scorer_lib
-from longctx_jax.training import context, optimizer
+from longctx_jax.training import context, optimizer, program
 from longctx_jax.training import state as state_lib
 from longctx_jax.training import step as step_lib
 from longctx_jax.training.losses import LossConfig
@@ -52,7 +52,7 @@ def run(model, loss, batch, *, backend="plain", **options):
   """(mean loss, gradients by name, sums) of one step."""
   state, step = make_step(model, loss, backend=backend, **options)
   with jax.set_mesh(model.mesh):
-    batch = jax.device_put(batch, sharding.batch_sharding(model.mesh))
+    batch = program.place_batch(batch, model.mesh)
     state, sums = step(state, batch)
   grads = {
     name: np.asarray(value[...])
@@ -234,6 +234,31 @@ def test_every_mesh_has_the_loss_and_gradients_of_one_device(rng, sizes):
   check_equal(run(tiny(CONFIG, sizes), LIVE, batch, **options), expected)
 
 
+@pytest.mark.parametrize(
+  ("loss", "sizes", "packed"),
+  [
+    (LIVE, (("context", 2),), False),
+    (LIVE, (("context", 4),), True),
+    (LIVE, (("data", 2), ("fsdp", 2), ("context", 2)), True),
+    (CE, (("fsdp", 2), ("tensor", 2), ("context", 2)), False),
+  ],
+  ids=str,
+)
+def test_split_rows_have_the_loss_and_gradients_of_one_device(
+  rng, loss, sizes, packed
+):
+  # cases H3, H8, I8
+  documents = make_documents(rng, 19, 14, 33, 30, 20, 13, 5)
+  rows = [[one] for one in documents[:4]]
+  if packed:
+    rows = [documents[:2], documents[2:3], documents[3:4], documents[4:6]]
+  batch = make_batch(rows, seq_len=32, packed=packed)
+  loss = dataclasses.replace(loss, window_batch=2)
+  options = dict(backend="blockwise")
+  expected = run(tiny(), loss, batch, **options)
+  check_equal(run(tiny(CONFIG, sizes), loss, batch, **options), expected)
+
+
 @pytest.mark.parametrize("window_batch", [5, 100])
 def test_windows_pool_in_any_number(rng, window_batch):
   batch = make_batch([[one] for one in make_documents(rng, 33, 21)], seq_len=32)
@@ -313,7 +338,8 @@ def test_short_len_and_stride_decide_what_is_seen(rng):
 
 
 @pytest.mark.parametrize(
-  ("backend", "remat"), [("plain", False), ("blockwise", True)]
+  ("backend", "remat"),
+  [("plain", "none"), ("blockwise", "attention"), ("blockwise", "block")],
 )
 def test_backend_and_remat_change_no_gradient(rng, backend, remat):
   batch = make_batch([[one] for one in make_documents(rng, 33, 21)], seq_len=32)
@@ -439,6 +465,8 @@ def test_a_wrong_batch_is_refused(rng):
     trace(tiny(), CE, batch, accumulate=3)
   with pytest.raises(ValueError, match="2 rows .* 8 shards"):
     trace(tiny(CONFIG, (("fsdp", 8),)), CE, batch)
+  with pytest.raises(ValueError, match="'context' .* seq_len=32 .* or 36$"):
+    trace(tiny(CONFIG, (("context", 6),)), CE, batch)
   with pytest.raises(ValueError, match=r"\['weights'\]"):
     trace(tiny(), STORED, batch)
   del batch["window_start"]

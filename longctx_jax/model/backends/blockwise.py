@@ -14,13 +14,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from longctx_jax.model import remat, row_parts
 from longctx_jax.model.attention_spec import AttentionSpec
 
 # An index that a loop counts.
 _Index = int | Int[Array, ""]
 _Carry = tuple[Array, Array, Array]
-# q, k, v, segments of both, output, log-normaliser.
-_Saved = tuple[Array, Array, Array, Array | None, Array | None, Array, Array]
+# First position, q, k, v, segments of both, output, log-normaliser.
+_Saved = tuple[
+  Array, Array, Array, Array, Array | None, Array | None, Array, Array
+]
 
 _BLOCK = 256
 _MASKED = -1e30
@@ -35,9 +38,33 @@ class _Sight:
   block_k: int
   num_k: int  # key blocks
 
-  def loop(self, i: _Index) -> tuple[_Index, Callable[[_Index], _Index]]:
-    """(iterations, index -> key block) for query block i."""
-    first_row = self.spec.q_offset + i * self.block_q
+  def begins(
+    self, q_segments: Int[Array, " T"] | None, k_segments: Int[Array, " S"]
+  ) -> Int[Array, " n"]:
+    """Of each query block, the first key block with one of its documents.
+
+    Documents that lie before it are passed over, and not just masked.
+    """
+    own = q_segments.reshape(-1, self.block_q)
+    keys = k_segments.reshape(-1, self.block_k)
+    apart = own.max(1)[:, None] < keys.min(1)[None]
+    apart |= own.min(1)[:, None] > keys.max(1)[None]
+    return jnp.argmin(apart, axis=1)
+
+  def loop(
+    self,
+    first: Int[Array, ""],
+    i: _Index,
+    begins: Int[Array, " n"] | None,
+  ) -> tuple[_Index, Callable[[_Index], _Index]]:
+    """(iterations, index -> key block) for query block i.
+
+    Args:
+      first: position of the first query; the spec's own is not asked.
+      i: index of the block.
+      begins: see there; None where all keys are of one document.
+    """
+    first_row = first + i * self.block_q
     stop = (first_row + self.block_q - 1) // self.block_k + 1
     stop = jnp.minimum(stop, self.num_k)
     sinks = -(-self.spec.sink_len // self.block_k)
@@ -45,6 +72,8 @@ class _Sight:
     if self.spec.window:
       start = jnp.maximum(0, first_row - self.spec.window + 1) // self.block_k
       start = jnp.maximum(start, sinks)
+    if begins is not None:
+      start = jnp.maximum(start, begins[i])
     start = jnp.minimum(start, stop)
     sinks = jnp.minimum(sinks, start)
     return (
@@ -54,6 +83,7 @@ class _Sight:
 
   def mask(
     self,
+    first: Int[Array, ""],
     i: _Index,
     block: _Index,
     repeats: int,
@@ -62,7 +92,7 @@ class _Sight:
   ) -> Bool[Array, "r k"]:
     """bool [rows, block_k], rows = block_q query positions x repeats."""
     rows = jnp.repeat(jnp.arange(self.block_q), repeats)
-    rows += i * self.block_q
+    rows += first + i * self.block_q
     keys = block * self.block_k + jnp.arange(self.block_k)
     visible = self.spec.sees(rows[:, None], keys[None])
     if q_segments is not None:
@@ -105,17 +135,19 @@ def _segments_of(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
   sight: _Sight,
+  first: Int[Array, ""],
   q: Float[Array, "n r H"],
   k: Float[Array, "S H"],
   v: Float[Array, "S H"],
   q_segments: Int[Array, " T"] | None,
   k_segments: Int[Array, " S"] | None,
 ) -> Float[Array, "n r H"]:
-  return _forward(sight, q, k, v, q_segments, k_segments)[0]
+  return _forward(sight, first, q, k, v, q_segments, k_segments)[0]
 
 
 def _forward(
   sight: _Sight,
+  first: Int[Array, ""],
   q: Float[Array, "n r H"],
   k: Float[Array, "S H"],
   v: Float[Array, "S H"],
@@ -125,10 +157,13 @@ def _forward(
   """One head: q [nq, rows, H], k and v [S, H] -> out, log-normaliser."""
   rows, dim = q.shape[1:]
   repeats = rows // sight.block_q
+  begins = None
+  if q_segments is not None:
+    begins = sight.begins(q_segments, k_segments)
 
   def of_block(args: tuple[Array, Array]) -> tuple[Array, Array]:
     i, q = args
-    count, key_block = sight.loop(i)
+    count, key_block = sight.loop(first, i, begins)
     own_segments = _segments_of(q_segments, i, sight.block_q)
 
     def step(j: _Index, carry: _Carry) -> _Carry:
@@ -138,6 +173,7 @@ def _forward(
         q, _slice(k, block, sight.block_k), sight.spec.softcap
       )
       seen = sight.mask(
+        first,
         i,
         block,
         repeats,
@@ -167,27 +203,33 @@ def _forward(
 
 def _attend_forward(
   sight: _Sight,
+  first: Int[Array, ""],
   q: Float[Array, "n r H"],
   k: Float[Array, "S H"],
   v: Float[Array, "S H"],
   q_segments: Int[Array, " T"] | None,
   k_segments: Int[Array, " S"] | None,
 ) -> tuple[Float[Array, "n r H"], _Saved]:
-  out, normaliser = _forward(sight, q, k, v, q_segments, k_segments)
-  return out, (q, k, v, q_segments, k_segments, out, normaliser)
+  out, normaliser = map(
+    remat.keep, _forward(sight, first, q, k, v, q_segments, k_segments)
+  )
+  return out, (first, q, k, v, q_segments, k_segments, out, normaliser)
 
 
 def _attend_backward(
   sight: _Sight, saved: _Saved, d_out: Float[Array, "n r H"]
-) -> tuple[Array, Array, Array, None, None]:
-  q, k, v, q_segments, k_segments, out, normaliser = saved
+) -> tuple[None, Array, Array, Array, None, None]:
+  first, q, k, v, q_segments, k_segments, out, normaliser = saved
   repeats = q.shape[1] // sight.block_q
+  begins = None
+  if q_segments is not None:
+    begins = sight.begins(q_segments, k_segments)
 
   def of_block(
     carry: tuple[Array, Array], args: tuple[Array, ...]
   ) -> tuple[tuple[Array, Array], Array]:
     i, q, out, normaliser, d_out = args
-    count, key_block = sight.loop(i)
+    count, key_block = sight.loop(first, i, begins)
     own_segments = _segments_of(q_segments, i, sight.block_q)
     d_out = d_out.astype(jnp.float32)
     inner = jnp.sum(d_out * out.astype(jnp.float32), axis=1)
@@ -199,6 +241,7 @@ def _attend_backward(
       values = _slice(v, block, sight.block_k)
       scores, d_cap = _scores(q, keys, sight.spec.softcap)
       seen = sight.mask(
+        first,
         i,
         block,
         repeats,
@@ -229,30 +272,62 @@ def _attend_backward(
     (jnp.zeros(k.shape), jnp.zeros(v.shape)),
     (jnp.arange(q.shape[0]), q, out, normaliser, d_out),
   )
-  return d_q, d_k.astype(k.dtype), d_v.astype(v.dtype), None, None
+  return None, d_q, d_k.astype(k.dtype), d_v.astype(v.dtype), None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+def block_length() -> int:
+  """Positions of a block, on this machine."""
+  # Half of it on a CPU: products are as fast there, and less is computed of
+  # what no query sees.
+  return _BLOCK // 2 if jax.default_backend() == "cpu" else _BLOCK
+
+
+@row_parts.chunk_by_chunk
 def blockwise_attention(
   q: Float[Array, "B T N H"],
   k: Float[Array, "B S K H"],
   v: Float[Array, "B S K H"],
   spec: AttentionSpec,
   segment_ids: Int[Array, "B S"] | None,
+  first: Int[Array, ""] | None = None,
 ) -> Float[Array, "B T N H"]:
   """Causal attention; see `attention.attention` for the arguments."""
+  if segment_ids is None or first is not None:
+    return _attend_rows(q, k, v, spec, segment_ids, first)
+  # Each shard passes over the blocks that its own rows do not see.
+  return row_parts.on_shards(
+    lambda q, k, v, segment_ids, _: _attend_rows(
+      q, k, v, spec, segment_ids, None
+    ),
+    q,
+    k,
+    v,
+    segment_ids,
+    in_parts=False,
+  )
+
+
+def _attend_rows(
+  q: Float[Array, "B T N H"],
+  k: Float[Array, "B S K H"],
+  v: Float[Array, "B S K H"],
+  spec: AttentionSpec,
+  segment_ids: Int[Array, "B S"] | None,
+  first: Int[Array, ""] | None,
+) -> Float[Array, "B T N H"]:
   batch, num_q, num_heads, dim = q.shape
   num_k, kv_heads = k.shape[1:3]
   repeats = num_heads // kv_heads
-  # Half of it on a CPU: products are as fast there, and less is computed of
-  # what no query sees.
-  block = _BLOCK // 2 if jax.default_backend() == "cpu" else _BLOCK
+  block = block_length()
   block_q, block_k = min(block, num_q), min(block, num_k)
   pad_q, pad_k = -num_q % block_q, -num_k % block_k
+  # An argument, and not known to the program: chunks of a row share one.
+  first = jnp.int32(spec.q_offset) if first is None else first
   sight = _Sight(
-    spec=spec,
+    spec=dataclasses.replace(spec, q_offset=0),
     block_q=block_q,
     block_k=block_k,
     num_k=(num_k + pad_k) // block_k,
@@ -269,14 +344,20 @@ def blockwise_attention(
   )
   q_segments = k_segments = None
   if segment_ids is not None:
-    q_segments = segment_ids[:, spec.q_offset : spec.q_offset + num_q]
+    q_segments = jax.lax.dynamic_slice_in_dim(segment_ids, first, num_q, axis=1)
     # No real segment is -1, and padded query rows are dropped below.
     q_segments = jnp.pad(q_segments, ((0, 0), (0, pad_q)), mode="edge")
     k_segments = jnp.pad(segment_ids, ((0, 0), (0, pad_k)), constant_values=-1)
   per_head = jax.vmap(
-    functools.partial(_attend, sight), in_axes=(0, 0, 0, None, None)
+    functools.partial(_attend, sight, first), in_axes=(0, 0, 0, None, None)
   )
-  out = jax.vmap(per_head)(q, k, v, q_segments, k_segments)
+  if segment_ids is None:
+    out = jax.vmap(lambda *qkv: per_head(*qkv, None, None))(q, k, v)
+  else:
+    # One after the other: their blocks are not the same.
+    out = jax.lax.map(
+      lambda row: per_head(*row), (q, k, v, q_segments, k_segments)
+    )
   out = out.reshape(batch, kv_heads, -1, block_q, repeats, dim)
   out = out.transpose(0, 2, 3, 1, 4, 5).reshape(batch, -1, num_heads, dim)
   return out[:, :num_q]

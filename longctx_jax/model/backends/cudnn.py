@@ -19,6 +19,8 @@ def cudnn_attention(
   v: Float[Array, "B S K H"],
   spec: AttentionSpec,
   segment_ids: Int[Array, "B S"] | None,
+  *,
+  in_parts: bool = False,
 ) -> Float[Array, "B T N H"]:
   """Causal attention; see `attention.attention` for the arguments.
 
@@ -26,13 +28,14 @@ def cudnn_attention(
   the first row are computed from zeros and dropped.
 
   Raises:
-    ValueError: for an attention sink, segments, a cap, or a dtype that is not
-      one of `DTYPES`: the kernel has none of them.
+    ValueError: for an attention sink, segments, a cap, rows in parts, or a
+      dtype that is not one of `DTYPES`: the kernel has none of them.
   """
   asked = dict(
     sink_len=spec.sink_len > 0,
     segment_ids=segment_ids is not None,
     softcap=spec.softcap > 0,
+    in_parts=in_parts,
   )
   refused = [name for name, present in asked.items() if present]
   if q.dtype.name not in DTYPES:

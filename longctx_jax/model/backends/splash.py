@@ -2,7 +2,8 @@
 
 The kernel wants tiled shapes, does not scale, and XLA cannot partition it:
 here the inputs are padded and scaled, and each shard of the mesh in use runs
-it on its own.
+it on its own. A table of all pairs of blocks has to fit into scalar memory:
+of longer rows, a kernel takes some of the queries at a time.
 """
 
 from __future__ import annotations
@@ -19,15 +20,24 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from jax.experimental.pallas.ops.tpu.splash_attention import (
   splash_attention_mask as mask_lib,
 )
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import sharding
+from longctx_jax.model import remat, row_parts
 from longctx_jax.model.attention_spec import AttentionSpec
 
-# Longer sequences take larger blocks: a table of all pairs of blocks has to fit
-# into 1 MiB of scalar memory, which it does up to 524,288 positions.
+# Longer sequences take larger blocks.
 _LONG = 1 << 17
+# Pairs of blocks whose table fits into 1 MiB of scalar memory: those of 524,288
+# positions.
+_MOST_PAIRS = 1 << 18
+# Head size up to which a row holds -> positions from which blocks are of 1,024.
+# A step of the grid costs some 0.35 us by itself, and its two products on a v5e
+# take 4 x block^2 x head size / 197e12 s: 0.7 us for 512 and a head of 128. But
+# blocks on the diagonal are computed whole: half a block of keys for each row,
+# 1 / 16 of all at sixteen blocks. In larger heads the step is long enough.
+_WIDE_FROM = ((64, 1 << 13), (128, 1 << 14))
+LONGEST_BLOCK = 1024
 _HEAD_TILE = 64
 
 
@@ -38,11 +48,19 @@ class _Sight(mask_lib.Mask):
   The kernel evaluates `mask_function` in the blocks that are seen at all.
   Which those are is asked here, block by block; comparing every position, as
   the masks of the library do, takes minutes at 131,072 rows.
+
+  Attributes:
+    num_q: rows.
+    num_k: keys.
+    spec: what is visible.
+    starts: first rows of runs, equally long, that together are the rows: where
+      shards have chunks of a row each. A block lies in one run.
   """
 
   num_q: int
   num_k: int
   spec: AttentionSpec
+  starts: tuple[int, ...] = (0,)
 
   @property
   def shape(self) -> tuple[int, int]:
@@ -50,7 +68,9 @@ class _Sight(mask_lib.Mask):
 
   @property
   def q_sequence(self) -> np.ndarray:
-    return np.arange(self.num_q, dtype=np.int32)
+    run = np.arange(self.num_q // len(self.starts))
+    rows = np.array(self.starts)[:, None] + run
+    return rows.reshape(-1).astype(np.int32)
 
   def mask_function(
     self, rows: np.ndarray | jax.Array, keys: np.ndarray | jax.Array
@@ -64,30 +84,163 @@ class _Sight(mask_lib.Mask):
       slice_.indices(size)
       for slice_, size in zip(index, self.shape, strict=True)
     )
-    first, last = rows[0] + spec.q_offset, rows[1] - 1 + spec.q_offset
-    shape = rows[1] - rows[0], keys[1] - keys[0]
+    run, within = divmod(rows[0], self.num_q // len(self.starts))
+    row, count = self.starts[run] + within, rows[1] - rows[0]
+    first, last = row + spec.q_offset, row + count - 1 + spec.q_offset
+    shape = count, keys[1] - keys[0]
     past = spec.window and keys[1] <= first - spec.window + 1
     if keys[0] > last or (past and keys[0] >= spec.sink_len):
       return _constant(shape, False)
     near = not spec.window or last - keys[0] < spec.window
     if keys[1] <= first + 1 and (near or keys[1] <= spec.sink_len):
       return _constant(shape, True)
-    return spec.sees(np.arange(*rows)[:, None], np.arange(*keys)[None])
+    rows = np.arange(row, row + count)
+    return spec.sees(rows[:, None], np.arange(*keys)[None])
+
+
+class _Uniform(np.ndarray):
+  """A block of one value, which says so without reading all of it.
+
+  The library asks `any` and `all` of every block: of a million positions, as
+  many bytes as a minute can read.
+  """
+
+  def any(self) -> bool:
+    return bool(self[0, 0])
+
+  all = any
 
 
 @functools.lru_cache(maxsize=8)
 def _constant(shape: tuple[int, int], value: bool) -> np.ndarray:
-  return np.full(shape, value)
+  return np.full(shape, value).view(_Uniform)
 
 
-def _block_size(length: int) -> int:
-  """The largest usual block that pads the length by at most an eighth."""
+def block_size(length: int, head_dim: int, window: int = 0) -> int:
+  """Rows or keys of a block: the largest that costs little beside.
+
+  Args:
+    length: rows or keys; they are padded by at most an eighth.
+    head_dim: padded size of a head.
+    window: of the layer; blocks that reach far beyond it are computed in vain.
+  """
   if length > _LONG:
-    return 1024
-  for block in (512, 256):
+    return LONGEST_BLOCK
+  wide_from = next(
+    (start for size, start in _WIDE_FROM if head_dim <= size), _LONG
+  )
+  blocks = (512, 256)
+  if length >= wide_from and not window:
+    blocks = (LONGEST_BLOCK, *blocks)
+  for block in blocks:
     if -length % block <= length // 8:
       return block
   return 128
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+  """How the rows of all shards become kernels; static.
+
+  Attributes:
+    starts: first row of each chunk of each shard, counted from `q_offset`.
+    chunk: rows of a chunk, before padding.
+    num_k: keys, before padding.
+    most_pairs: of blocks, in the table of a kernel.
+    head_dim: padded size of a head.
+    window: of the layer.
+  """
+
+  starts: tuple[tuple[int, ...], ...]
+  chunk: int
+  num_k: int
+  most_pairs: int
+  head_dim: int = 128
+  window: int = 0
+
+  @property
+  def block_q(self) -> int:
+    return block_size(self.chunk, self.head_dim, self.window)
+
+  @property
+  def block_k(self) -> int:
+    return block_size(self.num_k, self.head_dim, self.window)
+
+  @property
+  def padded_k(self) -> int:
+    return self.num_k + -self.num_k % self.block_k
+
+  @property
+  def piece(self) -> int:
+    """Rows of a chunk that one kernel takes, padded."""
+    blocks = -(-self.chunk // self.block_q)
+    at_once = self.most_pairs // (self.padded_k // self.block_k)
+    pieces = -(-blocks // max(at_once // len(self.starts[0]), 1))
+    return -(-blocks // pieces) * self.block_q
+
+  @property
+  def pieces(self) -> int:
+    """Kernels, one after the other."""
+    return -(-self.chunk // self.piece)
+
+  def kernels(
+    self, spec: AttentionSpec, groups: int, *, interpret: bool
+  ) -> list[kernel_lib.SplashAttentionKernel]:
+    """One for each piece; its tables are split among the shards."""
+    block_q, block_k = self.block_q, self.block_k
+    shards, chunks = len(self.starts), len(self.starts[0])
+    made = []
+    for piece in range(self.pieces):
+      starts = np.array(self.starts).reshape(-1) + piece * self.piece
+      # A padded row lies in a block with a real one, which sees a key: no block
+      # of rows is without keys, whose softmax would be 0 / 0.
+      mask = _Sight(
+        num_q=shards * chunks * self.piece,
+        num_k=self.padded_k,
+        spec=spec,
+        starts=tuple(starts.tolist()),
+      )
+      made.append(
+        kernel_lib.make_splash_mqa(
+          mask_lib.MultiHeadMask([mask] * groups),
+          block_sizes=kernel_lib.BlockSizes(
+            block_q=block_q,
+            block_kv=block_k,
+            block_q_dkv=block_q,
+            block_kv_dkv=block_k,
+            block_q_dq=block_q,
+            block_kv_dq=block_k,
+          ),
+          attn_logits_soft_cap=spec.softcap or None,
+          head_shards=1,
+          q_seq_shards=shards,
+          residual_checkpoint_name=remat.NAME,
+          interpret=interpret,
+        )
+      )
+    return made
+
+  def lay_out(self, rows: Array) -> Array:
+    """Rows [B, T, ...] of a shard, padded, as [pieces, B, rows, ...]."""
+    batch, _, *tail = rows.shape
+    rows = rows.reshape(batch, -1, self.chunk, *tail)
+    pad = self.pieces * self.piece - self.chunk
+    # What lies in the padding is dropped; a segment there has keys to see.
+    rows = jnp.pad(
+      rows, ((0, 0), (0, 0), (0, pad), *((0, 0),) * len(tail)), mode="edge"
+    )
+    rows = rows.reshape(batch, -1, self.pieces, self.piece, *tail)
+    rows = jnp.moveaxis(rows, 2, 0)
+    return rows.reshape(self.pieces, batch, -1, *tail)
+
+  def take_back(self, pieces: Array) -> Array:
+    """Undoes `lay_out`."""
+    _, batch, _, *tail = pieces.shape
+    pieces = pieces.reshape(self.pieces, batch, -1, self.piece, *tail)
+    rows = jnp.moveaxis(pieces, 0, 2).reshape(
+      batch, -1, self.pieces * self.piece, *tail
+    )
+    return rows[:, :, : self.chunk].reshape(batch, -1, *tail)
 
 
 def _attend(
@@ -95,51 +248,43 @@ def _attend(
   k: Float[Array, "B S K H"],
   v: Float[Array, "B S K H"],
   segment_ids: Int[Array, "B S"] | None,
+  tables: tuple[list[kernel_lib.SplashAttentionKernel], Int[Array, "s c"]],
   *,
-  spec: AttentionSpec,
-  interpret: bool,
+  plan: _Plan,
+  scale: float,
 ) -> Float[Array, "B T N H"]:
-  """The kernel on one shard, padded."""
-  batch, num_q, num_heads, dim = q.shape
-  num_k, kv_heads = k.shape[1:3]
-  groups = num_heads // kv_heads
-  block_q, block_k = _block_size(num_q), _block_size(num_k)
-  pad_q, pad_k, pad_dim = -num_q % block_q, -num_k % block_k, -dim % _HEAD_TILE
-  # A padded row lies in a block with a real one, which sees a key: no block of
-  # rows is without keys, whose softmax would be 0 / 0.
-  mask = _Sight(num_q=num_q + pad_q, num_k=num_k + pad_k, spec=spec)
-  kernel = kernel_lib.make_splash_mqa_single_device(
-    mask_lib.MultiHeadMask([mask] * groups),
-    block_sizes=kernel_lib.BlockSizes(
-      block_q=block_q,
-      block_kv=block_k,
-      block_q_dkv=block_q,
-      block_kv_dkv=block_k,
-      block_q_dq=block_q,
-      block_kv_dq=block_k,
-    ),
-    attn_logits_soft_cap=spec.softcap or None,
-    interpret=interpret,
-  )
-  q = jnp.pad(q * spec.scale, ((0, 0), (0, pad_q), (0, 0), (0, pad_dim)))
-  q = q.reshape(batch, num_q + pad_q, kv_heads, groups, dim + pad_dim)
-  q = q.transpose(0, 2, 3, 1, 4)
+  """The kernels on one shard, padded."""
+  kernels, starts = tables
+  batch, _, num_heads, dim = q.shape
+  kv_heads = k.shape[2]
+  pad_k, pad_dim = plan.padded_k - plan.num_k, -dim % _HEAD_TILE
+  q = jnp.pad(q * scale, ((0, 0), (0, 0), (0, 0), (0, pad_dim)))
+  q = q.reshape(*q.shape[:2], kv_heads, num_heads // kv_heads, dim + pad_dim)
+  q = plan.lay_out(q).transpose(0, 1, 3, 4, 2, 5)
   k, v = (
     jnp.pad(x, ((0, 0), (0, pad_k), (0, 0), (0, pad_dim))).swapaxes(1, 2)
     for x in (k, v)
   )
-  segments = None
+  segments = [None] * plan.pieces
   if segment_ids is not None:
-    own = segment_ids[:, spec.q_offset : spec.q_offset + num_q]
-    # No real segment is -1, and padded query rows are dropped below.
-    segments = kernel_lib.SegmentIds(
-      q=jnp.pad(own, ((0, 0), (0, pad_q)), mode="edge"),
-      kv=jnp.pad(segment_ids, ((0, 0), (0, pad_k)), constant_values=-1),
-    )
-  per_head = jax.vmap(kernel, in_axes=(0, 0, 0, None))
-  out = jax.vmap(per_head)(q, k, v, segments)
-  out = out.transpose(0, 3, 1, 2, 4)[:, :num_q, ..., :dim]
-  return out.reshape(batch, num_q, num_heads, dim)
+    own = [
+      jax.lax.dynamic_slice_in_dim(segment_ids, start, plan.chunk, axis=1)
+      for start in starts[0]
+    ]
+    # No real segment is -1.
+    keys = jnp.pad(segment_ids, ((0, 0), (0, pad_k)), constant_values=-1)
+    segments = [
+      kernel_lib.SegmentIds(q=rows, kv=keys)
+      for rows in plan.lay_out(jnp.concatenate(own, axis=1))
+    ]
+  out = jnp.stack(
+    [
+      jax.vmap(jax.vmap(kernel, in_axes=(0, 0, 0, None)))(rows, k, v, segment)
+      for kernel, rows, segment in zip(kernels, q, segments, strict=True)
+    ]
+  )
+  out = plan.take_back(out.transpose(0, 1, 4, 2, 3, 5))[..., :dim]
+  return out.reshape(batch, -1, num_heads, dim)
 
 
 def splash_attention(
@@ -149,34 +294,54 @@ def splash_attention(
   spec: AttentionSpec,
   segment_ids: Int[Array, "B S"] | None,
   *,
+  in_parts: bool = False,
   interpret: bool = False,
+  most_pairs: int = _MOST_PAIRS,
 ) -> Float[Array, "B T N H"]:
   """Causal attention; see `attention.attention` for the arguments.
 
   Under a mesh the batch is split over `sharding.BATCH_AXES` and the heads over
-  "tensor", each where they divide evenly; else every shard computes all.
-
-  A sequence is limited by the core's scalar memory to some 524,288 positions;
-  compilation fails beyond.
+  "tensor", as far as they divide evenly; else every shard computes all.
 
   Args:
     interpret: run the kernel's definition in XLA, for platforms other than
       TPU: slow, for tests.
+    most_pairs: blocks of queries times blocks of keys that a kernel takes at a
+      time; a longer row is given to several, some queries each.
   """
-  attend = functools.partial(_attend, spec=spec, interpret=interpret)
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
-    return attend(q, k, v, segment_ids)
-  batch = heads = None
-  if q.shape[0] % sharding.batch_ways(mesh) == 0:
-    batch = sharding.BATCH_AXES
-  if k.shape[2] % mesh.shape["tensor"] == 0:
-    heads = "tensor"
-  spec = PartitionSpec(batch, None, heads, None)
-  return jax.shard_map(
-    attend,
-    in_specs=(spec, spec, spec, PartitionSpec(batch, None)),
-    out_specs=spec,
-    # The kernel does not say over which axes its outputs vary.
-    check_vma=False,
-  )(q, k, v, segment_ids)
+  parts = row_parts.count() if in_parts else 1
+  num_q = q.shape[1]
+  starts = ((0,),)
+  if parts > 1:
+    starts = row_parts.chunk_starts(parts, num_q)
+    starts = tuple(map(tuple, starts.tolist()))
+  plan = _Plan(
+    starts=starts,
+    chunk=num_q // len(starts[0]),
+    num_k=k.shape[1] * parts,
+    most_pairs=most_pairs,
+    head_dim=q.shape[-1] + -q.shape[-1] % _HEAD_TILE,
+    window=spec.window,
+  )
+  groups = q.shape[2] // k.shape[2]
+  kernels = plan.kernels(spec, groups, interpret=interpret)
+  first = jnp.asarray(starts, jnp.int32) + spec.q_offset
+  if parts == 1:
+    split = jax.tree.map(lambda _: PartitionSpec(), (kernels, first))
+  else:
+    rows = PartitionSpec(None, row_parts.AXIS)
+    mesh = jax.sharding.get_abstract_mesh()
+    split = (
+      [one.manual_sharding_spec(NamedSharding(mesh, rows)) for one in kernels],
+      PartitionSpec(row_parts.AXIS),
+    )
+  return row_parts.on_shards(
+    functools.partial(_attend, plan=plan, scale=spec.scale),
+    q,
+    k,
+    v,
+    segment_ids,
+    in_parts=in_parts,
+    tables=(kernels, first),
+    table_specs=split,
+  )

@@ -32,7 +32,7 @@ def test_splash_equals_plain(rng, interpreted, case):
 @pytest.mark.parametrize(
   ("sizes", "spec"),
   [
-    # "context" takes no part.
+    # "context" takes no part: 4 does not divide the batch of 2.
     ({"fsdp": 2, "tensor": 2, "context": 2}, ("fsdp", None, "tensor")),
     # 4 does not divide the 2 key heads, nor 8 the batch of 2.
     ({"fsdp": 2, "tensor": 4}, ("fsdp",)),
@@ -86,6 +86,30 @@ def test_blocks_of_the_splash_mask_make_up_the_whole(sink_len):
     np.testing.assert_array_equal(np.block(blocks), seen)
 
 
+def test_long_rows_are_given_to_several_kernels(rng, monkeypatch):
+  # cases E5
+  pieces = functools.partial(
+    splash.splash_attention, interpret=True, most_pairs=2
+  )
+  monkeypatch.setitem(attention._FUNCTIONS, "splash", pieces)
+  case = (300, 500, 190, 90, 4, True, 0.0)
+  plan = splash._Plan(((0,),), chunk=300, num_k=500, most_pairs=2)
+  assert (plan.block_q, plan.block_k) == (128, 512)
+  assert (plan.piece, plan.pieces) == (256, 2)
+  assert_equals_plain(rng, "splash", *problem(rng, case))
+
+
+def test_a_table_of_a_million_positions_is_cut_until_it_fits():
+  # cases E5
+  most = splash._MOST_PAIRS
+  for starts, pieces in (((0,),), 4), (((0, 7), (1, 6), (2, 5), (3, 4)), 1):
+    chunk = 2**20 // len(starts) // len(starts[0])
+    plan = splash._Plan(starts, chunk, 2**20, most)
+    assert plan.pieces == pieces
+    assert plan.piece * len(starts[0]) // 1024 * 1024 <= most
+    assert plan.piece * pieces >= chunk
+
+
 def test_the_splash_mask_shares_its_uniform_blocks():
   # cases E5: 2**40 pairs of positions
   spec = AttentionSpec(1.0, window=2**16, sink_len=2**10)
@@ -102,3 +126,23 @@ def test_the_self_check_passes_splash():
   function = functools.partial(splash.splash_attention, interpret=True)
   config = testing.tiny_config(windows=(0, 100), sink_len=9)
   assert not attention.find_fault(function, config, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+  ("length", "head_dim", "window", "block"),
+  [
+    (4096, 128, 0, 512),
+    (32768, 64, 0, 1024),
+    (32768, 128, 0, 1024),
+    (32768, 256, 0, 512),
+    # What a block reaches beyond a window is computed in vain.
+    (32768, 128, 4096, 512),
+    # Padded by at most an eighth.
+    (4 * 1024 + 1, 64, 0, 512),
+    (600, 64, 0, 128),
+    # The table of pairs of blocks has to fit.
+    (131073, 256, 512, 1024),
+  ],
+)
+def test_blocks_grow_where_they_cost_little(length, head_dim, window, block):
+  assert splash.block_size(length, head_dim, window) == block

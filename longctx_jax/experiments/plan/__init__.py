@@ -1,0 +1,1 @@
+"""What a config takes of TPUs: bytes, operations, collectives, time."""
