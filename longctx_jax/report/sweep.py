@@ -150,14 +150,23 @@ def notes(cells: Sequence[Cell]) -> list[str]:
       f"not ranked, being the evaluator itself, with fewer documents than "
       f"others or without key tokens: {', '.join(unranked)}"
     )
-  orders = {
+  orders = [
     tuple(c.model for c in row if c.rank is not None)
     for _, row in itertools.groupby(cells, key=lambda c: c.setting)
-  }
-  if len(orders) == 1 and len(next(iter(orders))) > 1:
-    found.append("the order of the models is the same in every row")
-  elif len(orders) > 1:
-    found.append(f"the order of the models changes: {len(orders)} orders")
+  ]
+  # Rows in which some have no key tokens say nothing of the others' order.
+  most = max(map(len, orders))
+  orders = [order for order in orders if len(order) == most]
+  if most > 1:
+    count = len(set(orders))
+    found.append(
+      f"the order of all {most} that are ranked "
+      + (
+        f"is the same in all {len(orders)} rows that have it"
+        if count == 1
+        else f"changes: {count} orders in {len(orders)} rows"
+      )
+    )
   return found
 
 
