@@ -5,13 +5,14 @@ BIN := .venv/bin
 PYTEST := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache \
   PYTHONPATH=$(CURDIR) $(BIN)/python -m pytest
 FAST := not slow and not torch and not golden and not tpu_compile and \
-  not transformers4 and not tokenizers and not notebook
+  not transformers4 and not tokenizers and not notebook and \
+  not browser
 TOKENIZERS := llama2 llama3_1 qwen3 gemma3 deepseek_v3
 GOLDEN_DIR ?=
 
 .PHONY: demo test test-slow test-parity test-golden test-latest
 .PHONY: test-data-tools test-transformers4 test-tokenizers
-.PHONY: test-notebook test-tpu-compile lint docs bench clean
+.PHONY: test-browser test-notebook test-launch test-tpu-compile lint docs bench clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py --workdir runs/demo --overwrite
@@ -52,9 +53,17 @@ test-data-tools: .venv-data-tools/ready
 	$(subst $(BIN),.venv-data-tools/bin,$(PYTEST)) -q \
 	  tests/key_tokens/data_tools_test.py
 
+# The report in Chromium of the system's packages.
+test-browser: .venv/browser
+	$(PYTEST) -q -m browser tests/browser_test.py
+
 # The notebook as Jupyter runs it, and its numbers.
 test-notebook: .venv/notebook
 	$(PYTEST) -q -m notebook tests/notebook_test.py
+
+# The launch lines of docs/tpu.md, xpk's by its own command line too.
+test-launch: .venv-launch/ready
+	$(subst $(BIN),.venv-launch/bin,$(PYTEST)) -q tests/launch_test.py
 
 # With the newest JAX and Flax that a newer Python gets.
 test-latest: .venv-latest/ready
@@ -82,6 +91,10 @@ bench: .venv/ready .venv-parity/ready
 
 .venv/docs: .venv/ready requirements-docs.txt
 	$(BIN)/pip install -q -r requirements-docs.txt
+	touch $@
+
+.venv/browser: .venv/ready requirements-browser.txt
+	$(BIN)/pip install -q -r requirements-browser.txt
 	touch $@
 
 .venv/notebook: .venv/ready requirements-notebook.txt
@@ -135,6 +148,13 @@ bench: .venv/ready .venv-parity/ready
 	.venv-latest/bin/pip install -q --no-deps -r requirements-demo.txt
 	touch $@
 
+.venv-launch/ready: requirements.txt requirements-dev.txt \
+  requirements-launch.txt
+	$(PYTHON) -m venv .venv-launch
+	.venv-launch/bin/pip install -q -r requirements.txt \
+	  -r requirements-dev.txt -r requirements-launch.txt
+	touch $@
+
 .venv-tpu/ready: requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv-tpu
 	.venv-tpu/bin/pip install -q "jax[tpu]" -r requirements.txt \
@@ -143,4 +163,5 @@ bench: .venv/ready .venv-parity/ready
 
 clean:
 	rm -rf .venv .venv-parity .venv-data-tools .venv-latest .venv-tpu \
-	  .venv-transformers4 .venv-tokenizers .jax_cache runs docs/_build
+	  .venv-launch .venv-transformers4 .venv-tokenizers .jax_cache runs \
+	  docs/_build

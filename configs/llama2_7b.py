@@ -60,7 +60,10 @@ def get_config(variant: str = "") -> ConfigDict:
       dtype="",  # of activations; "" is float32 on CPU, bfloat16 elsewhere
       full_attention=False,  # see all positions in every layer
       backend="auto",  # attention
-      remat=True,  # run blocks again in the backward pass
+      # kept of a block for the backward pass: "block" (its input), "attention"
+      # (its attention's output too), "none" (no second run: everything);
+      # "auto" is "attention" on CPU, "block" elsewhere
+      remat="auto",
     )
   )
   config.loss = ConfigDict(

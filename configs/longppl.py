@@ -56,7 +56,8 @@ def get_config(variant: str = "") -> ConfigDict:
   )
   config.eval = ConfigDict(
     dict(
-      per_token=False,  # rows per target
+      log_probs=True,  # keep them: a row a document, 8 bytes a target at most
+      per_token=False,  # and rows per target
       sums_only=False,  # no log-prob of a target leaves the devices
     )
   )

@@ -116,18 +116,42 @@ def define_training() -> Callable[[], dict[str, Any]]:
   }
 
 
-def define_values(**flags_of: tuple[Any, str]) -> Callable[[], dict[str, Any]]:
-  """Defines a flag for each name=(default, help); returns how to read them."""
-  define = {
-    bool: flags.DEFINE_bool,
-    int: flags.DEFINE_integer,
-    str: flags.DEFINE_string,
-  }
-  holders = {
-    name: define[type(default)](name, default, text)
-    for name, (default, text) in flags_of.items()
-  }
-  return lambda: {name: one.value for name, one in holders.items()}
+def define_reports(
+  min_ids: int, documents: int, max_ids: int
+) -> Callable[[], dict[str, int]]:
+  """Defines what is taken of reports, with these defaults."""
+  flags.DEFINE_integer("min_ids", min_ids, "ids of a report")
+  flags.DEFINE_integer("documents", documents, "reports")
+  flags.DEFINE_integer("max_ids", max_ids, "ids kept of each")
+  return _reader("min_ids", "documents", "max_ids")
+
+
+def define_selection() -> Callable[[], dict[str, Any]]:
+  """Defines which documents a selection keeps."""
+  flags.DEFINE_string("top", "20%", "of a selection: a share, or a number")
+  flags.DEFINE_string("by", "key_token_ratio", "column of numbers of a store")
+  flags.DEFINE_bool(
+    "within_length_buckets", False, "the share of each bucket of lengths"
+  )
+  return _reader("top", "by", "within_length_buckets")
+
+
+def define_columns() -> Callable[[], dict[str, str]]:
+  """Defines where texts and ids stand in a corpus."""
+  flags.DEFINE_string("text_column", "text", "column of the text")
+  flags.DEFINE_string("id_column", "", "column of document ids")
+  return _reader("text_column", "id_column")
+
+
+def define_thresholds() -> Callable[[], dict[str, str]]:
+  """Defines the thresholds of a sweep, several of each."""
+  flags.DEFINE_string("alpha", "1,2,4", "of a sweep, nats")
+  flags.DEFINE_string("beta", "-1,-2,-4", "the same")
+  return _reader("alpha", "beta")
+
+
+def _reader(*names: str) -> Callable[[], dict[str, Any]]:
+  return lambda: {name: flags.FLAGS[name].value for name in names}
 
 
 def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:

@@ -4,6 +4,8 @@ Doors, for other rooms:
   passes: one model over documents: sums per document
   results: the result of a model: documents pooled, JSON
   foreign: log-probs that another engine computed
+  foreign_keys: the same as key tokens
+  log_probs: what a model gave to each target, kept in one file
   identity: what a number belongs to
   files: what an evaluation writes and reads
   run: many models on one store
@@ -15,4 +17,13 @@ Inside:
   caveats: what a reader of a result must know
 """
 
-__all__ = ["passes", "results", "foreign", "identity", "files", "run"]
+__all__ = [
+  "passes",
+  "results",
+  "foreign",
+  "foreign_keys",
+  "log_probs",
+  "identity",
+  "files",
+  "run",
+]

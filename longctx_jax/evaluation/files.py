@@ -328,6 +328,7 @@ def locked(workdir: str | Path, name: str) -> Iterator[None]:
       ("documents", f"{stem}.parquet"),
       ("results", f"{stem}.json"),
       (f"tokens/{name}", "*"),
+      ("log_probs", f"{stem}.parquet"),
     ):
       runtime_files.remove_leftovers(Path(workdir) / folder, pattern)
     yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -268,15 +269,24 @@ class Evaluation:
       protocol.check_bos(self.scorer, texts)
 
   def evaluate(
-    self, pairs: Iterable[tuple[KeyTokens, str]]
+    self, pairs: Iterable[tuple[KeyTokens, str]], *, ahead: bool = False
   ) -> Iterator[Evaluated]:
-    """Evaluates documents; they come back as they finish."""
+    """Evaluates documents; they come back as they finish.
+
+    Args:
+      pairs: read one by one, no further ahead than the passes need.
+      ahead: read them in a thread, some passes further: for many.
+    """
     # By place, since key tokens found one by one share their index.
     waiting: dict[int, tuple[_Marked, Prepared]] = {}
 
-    def jobs() -> Iterator[Job | SumJob | Evaluated]:
-      for place, (keys, text) in enumerate(pairs):
+    def read() -> Iterator[tuple[Any, ...]]:
+      for keys, text in pairs:
         prepared, log_probs = self._read(keys, text[: keys.n_chars])
+        yield prepared, keys, text, log_probs
+
+    def jobs(items: Iterable[Any]) -> Iterator[Job | SumJob | Evaluated]:
+      for place, (prepared, keys, text, log_probs) in enumerate(items):
         if prepared.reason:
           yield Evaluated(keys, unscored(keys, text, prepared.reason))
           continue
@@ -299,15 +309,15 @@ class Evaluation:
           yield Job(place, prepared.ids, prepared.prefix_len)
 
     run = self.summer.sum if self.summer else self.scorer.score_long
-    for done in run(jobs()):
-      if isinstance(done, Scores):
-        done = _evaluated(*waiting.pop(done.job.key), done.long)
-      elif isinstance(done, Summed):
-        marked, prepared = waiting.pop(done.job.key)
-        done = _noted(
-          Evaluated(marked.keys, marked.result(done.sums), prepared)
-        )
-      yield done
+    with protocol.reading(read(), ahead=ahead) as items:
+      for done in run(jobs(items)):
+        if isinstance(done, Scores):
+          done = _evaluated(*waiting.pop(done.job.key), done.long)
+        elif isinstance(done, Summed):
+          marked, prepared = waiting.pop(done.job.key)
+          result = marked.result(done.sums)
+          done = _noted(Evaluated(marked.keys, result, prepared))
+        yield done
 
   def _read(
     self, keys: KeyTokens, text: str

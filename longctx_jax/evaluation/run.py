@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import pathlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ from ml_collections import ConfigDict
 from longctx_jax.evaluation import (
   caveats,
   files,
+  log_probs,
   names,
   passes,
   results,
@@ -27,11 +30,14 @@ from longctx_jax.key_tokens import manifest as manifest_lib
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import failures, settings
+from longctx_jax.runtime import failures, settings, stamp, workers
 from longctx_jax.runtime.progress import Progress
-from longctx_jax.scoring import finder, setup
+from longctx_jax.scoring import finder, look_ahead, setup
 from longctx_jax.scoring import run as run_lib
 from longctx_jax.text.corpus import Corpus
+
+# Documents that are done and may wait to be written.
+_LINES_AHEAD = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,8 +246,19 @@ def _evaluate_model(
   with files.open_ledger(
     workdir, candidate.name, made_with, overwrite=overwrite
   ) as ledger:
+    keeper = log_probs.Keeper(
+      workdir, candidate.name, log_probs.facts_of(facts, run.max_length)
+    )
+    if not (ledger.done and config.eval.log_probs):
+      keeper.start_anew()
     lines, scores = _evaluate_documents(
-      run, candidate.name, matched, ledger, workdir, config.eval.per_token
+      run,
+      candidate.name,
+      matched,
+      ledger,
+      workdir,
+      per_token=config.eval.per_token,
+      keeper=keeper if config.eval.log_probs else None,
     )
   documents = [line.document for line in lines]
   longest = max((one.n_tokens for one in documents), default=0) + 1
@@ -261,6 +278,7 @@ def _evaluate_model(
     max_length=run.max_length,
     over_length=config.data.over_length,
     sums_only=sums_only,
+    made=_made(config, workdir),
     n_reused=sum(line.reused for line in lines),
     seconds=seconds,
     # None where the model did not run: all log-probs were the evaluator's.
@@ -273,13 +291,25 @@ def _evaluate_model(
   )
 
 
+def _made(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
+  """What a report needs to find texts and key tokens again, and says."""
+  return stamp.stamp() | {
+    "data": list(config.data.sources),
+    "text_column": config.data.text_column,
+    "id_column": config.data.id_column,
+    "key_tokens": config.key_tokens or str(workdir),
+  }
+
+
 def _evaluate_documents(
   run: passes.Evaluation,
   name: str,
   matched: Matched,
   ledger: files.Ledger,
   workdir: str | pathlib.Path,
+  *,
   per_token: bool,
+  keeper: log_probs.Keeper | None,
 ) -> tuple[list[Line], list[Mapping[str, Any]]]:
   """The line of each document of this corpus, and its scores in the store.
 
@@ -289,13 +319,12 @@ def _evaluate_documents(
   usage = run.scorer.usage
   progress = Progress(name, len(matched), usage)
   lines: list[Line] = []
-  scores, tokens = [], set()
-  checked = False
+  scores, tokens, identities = [], set(), []
 
   def pairs() -> Iterator[tuple[KeyTokens, str]]:
-    nonlocal checked
     for keys, document in matched:
       scores.append(keys.scores)
+      identities.append(log_probs.identity_of(keys))
       path = files.tokens_path(workdir, name, keys)
       tokens.add(path)
       line = ledger.find(keys)
@@ -305,28 +334,42 @@ def _evaluate_documents(
         lines.append(line)
         progress.skip()
         continue
-      text = document.text or ""
-      if not checked:
-        run.check_bos(document.text or "" for _, document in matched)
-        checked = True
-      yield keys, text
+      yield keys, document.text or ""
 
   def spent() -> tuple[float, int, int, int]:
     return progress.seconds, usage.tokens, usage.fed, usage.needed
 
-  before = (0.0, 0, 0, 0)
-  for done in run.evaluate(pairs()):
-    now = spent()
-    took = (b - a for a, b in zip(before, now, strict=True))
-    line = Line(done.result, done.reused, *took)
-    before = now
+  def write(done: passes.Evaluated, line: Line) -> None:
     if per_token and done.log_probs is not None:
       files.write_tokens(workdir, name, done)
+    if keeper and done.log_probs is not None:
+      keeper.add(done)
     if done.result.reason != "failed":
       ledger.append(line)
-    lines.append(line)
-    progress.advance()
+
+  before = (0.0, 0, 0, 0)
+  unread = pairs()
+  first = next(unread, None)
+  if first is not None:
+    run.check_bos(document.text or "" for _, document in matched)
+    unread = look_ahead.longest_first(
+      itertools.chain([first], unread), size=lambda pair: len(pair[1])
+    )
+  with (
+    contextlib.closing(run.evaluate(unread, ahead=True)) as evaluated,
+    workers.Writer(write, limit=_LINES_AHEAD) as writing,
+  ):
+    for done in evaluated:
+      now = spent()
+      took = (b - a for a, b in zip(before, now, strict=True))
+      line = Line(done.result, done.reused, *took)
+      before = now
+      writing.put(done, line)
+      lines.append(line)
+      progress.advance()
   progress.finish()
+  if keeper:
+    _log_kept(name, lines, *keeper.finish(identities))
   kept = tokens if per_token else ()
   removed = files.remove_other_tokens(workdir, name, kept)
   if removed:
@@ -336,3 +379,21 @@ def _evaluate_documents(
       removed,
     )
   return sorted(lines, key=lambda line: line.document.doc_index), scores
+
+
+def _log_kept(
+  name: str, lines: Sequence[Line], n_rows: int, n_bytes: int
+) -> None:
+  scored = [line.document.n_tokens for line in lines if line.document.n_tokens]
+  logging.info(
+    "%s: log-probs of %d of %d documents kept for other thresholds, %.1f MB, "
+    "%.1f bytes a target (--config.eval.log_probs=false keeps none)%s",
+    name,
+    n_rows,
+    len(scored),
+    n_bytes / 1e6,
+    n_bytes / max(sum(scored), 1),
+    ""
+    if n_rows == len(scored)
+    else "; the others were evaluated when none were kept: --overwrite",
+  )

@@ -172,6 +172,20 @@ def read_group(path: pathlib.Path, group: int) -> pa.Table:
     return parquet.read_row_group(group, use_threads=False)
 
 
+def scalar_schema(path: pathlib.Path) -> pa.Schema:
+  """The columns of a part but those of its targets."""
+  with _opened(path) as parquet:
+    fields = [f for f in parquet.schema_arrow if f.name not in _ARRAYS]
+  return pa.schema(fields)
+
+
+def read_scalars(path: pathlib.Path, group: int) -> pa.Table:
+  """A row group without what it holds of targets; ValueError where damaged."""
+  names = scalar_schema(path).names
+  with _opened(path) as parquet:
+    return parquet.read_row_group(group, columns=names, use_threads=False)
+
+
 def is_row(table: pa.Table, row: StoredRow) -> bool:
   """Whether a row still stands at its place in its row group."""
   return row.row < table.num_rows and (

@@ -9,6 +9,7 @@ Doors, for other rooms:
   int8: kernels in 8 bits, for models that only score
   defaults: what a machine does best, where a config leaves it open
   log_probs: log-probs of targets, without logits of all positions
+  remat: what training keeps of a block, by name
   parameters: names and shapes of the parameters
   partition: where each parameter lives
   sharding: meshes, and sharding rules as data
@@ -30,6 +31,7 @@ __all__ = [
   "int8",
   "defaults",
   "log_probs",
+  "remat",
   "parameters",
   "partition",
   "sharding",

@@ -13,12 +13,15 @@ from absl import logging
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import row_parts
+from longctx_jax.model import remat, row_parts
 from longctx_jax.model.attention_spec import AttentionSpec
-from longctx_jax.model.backends.blockwise import blockwise_attention
+from longctx_jax.model.backends.blockwise import (
+  block_length,
+  blockwise_attention,
+)
 from longctx_jax.model.backends.cudnn import DTYPES as CUDNN_DTYPES
 from longctx_jax.model.backends.cudnn import cudnn_attention
-from longctx_jax.model.backends.splash import splash_attention
+from longctx_jax.model.backends.splash import LONGEST_BLOCK, splash_attention
 from longctx_jax.model.config import ModelConfig
 
 # (q, k, v, spec, segment_ids) -> out, as `plain_attention`.
@@ -108,7 +111,7 @@ def plain_attention(
   out = jnp.einsum(
     "bkgts,bskh->btkgh", probs, v, preferred_element_type=jnp.float32
   )
-  return out.reshape(q.shape).astype(q.dtype)
+  return remat.keep(out.reshape(q.shape).astype(q.dtype))
 
 
 _FUNCTIONS = {
@@ -117,6 +120,19 @@ _FUNCTIONS = {
   "splash": splash_attention,
   "cudnn": cudnn_attention,
 }
+
+
+def alignment(backend: str) -> int:
+  """Where documents that share a row are to start: multiples of this.
+
+  Their blocks then are those that they have alone. 0: they can't share one.
+
+  Args:
+    backend: one of `BACKENDS`.
+  """
+  return {
+    "plain": 1, "blockwise": block_length(), "splash": LONGEST_BLOCK, "cudnn": 0
+  }[backend]  # fmt: skip
 
 
 @functools.cache

@@ -53,6 +53,17 @@ def window_batch(stated: int = 0) -> int:
   return stated or (1 if jax.default_backend() == "cpu" else 4)
 
 
+def remat(stated: str) -> str:
+  """The stated policy of `remat.POLICIES`, or for "auto" that of this machine.
+
+  On CPU attention is slow beside its products, and memory is seldom short;
+  elsewhere "block" is what the memory of the configs is planned with.
+  """
+  if stated != "auto":
+    return stated
+  return "attention" if jax.default_backend() == "cpu" else "block"
+
+
 def matmul_precision(dtype: DTypeLike) -> str:
   """JAX's precision of products for parameters of this dtype.
 

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from longctx_jax.model import parameters, partition, sharding
+from longctx_jax.model import int8, parameters, partition, sharding
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.text.tokenizer import TextTokenizer
 
@@ -80,6 +80,7 @@ def describe(
   *,
   mesh: sharding.AnyMesh,
   dtype: DTypeLike,
+  weights: str = "",
 ) -> LoadedModel:
   """The model as shapes with their places on a mesh; there are no weights.
 
@@ -88,6 +89,7 @@ def describe(
     config: its facts.
     mesh: may be one of chips that are not there.
     dtype: of the parameters.
+    weights: "int8" for kernels in 8 bits; see `int8`.
 
   Raises:
     ValueError: where the mesh does not divide the model.
@@ -99,9 +101,16 @@ def describe(
   placed = partition.parameter_shardings(config, shapes, mesh)
 
   def place(path: tuple[Any, ...], leaf: nnx.Param) -> nnx.Param:
-    where = placed[".".join(map(str, path))]
+    name = ".".join(map(str, path))
+    value = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    where = placed[name]
+    if weights == int8.FORMAT and int8.is_rounded(name):
+      value = jax.eval_shape(int8.quantise, value)
+      where = int8.shardings(where)
     return leaf.replace(
-      jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+      jax.tree.map(
+        lambda part, sharding: part.update(sharding=sharding), value, where
+      )
     )
 
   params = nnx.from_flat_state(

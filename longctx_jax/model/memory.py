@@ -18,6 +18,8 @@ from longctx_jax.model import sharding
 from longctx_jax.model.config import ModelConfig
 
 _FLOAT32 = 4
+# What a loop over the parts of a batch takes, over what is alive in it.
+_GAPS = 1.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +82,13 @@ class Activations:
     return self._positions * width * self.itemsize // self._ways("tensor")
 
   @property
+  def normalisers(self) -> int:
+    """The log-normaliser of each head, float32."""
+    return (
+      self._positions * self.config.num_heads * _FLOAT32 // self._ways("tensor")
+    )
+
+  @property
   def gathered(self) -> int:
     """Keys and values of whole rows, where a device has parts."""
     if not self.in_parts or self._ways("context") == 1:
@@ -97,17 +106,28 @@ class Activations:
 
   @property
   def matrix(self) -> int:
-    """The largest matrix of a layer, gathered for its product."""
+    """The largest matrix of a layer, gathered for its product; 0 if whole."""
     config = self.config
     width = config.num_experts * config.expert_dim or config.mlp_dim
     size = config.embed_dim * width * self.itemsize
-    return size // self._ways("tensor")
+    return self._gather(size)
 
   @property
   def table(self) -> int:
-    """The embedding or the output head, gathered."""
+    """The embedding or the output head, gathered; 0 if whole."""
     size = self.config.vocab_size * self.config.embed_dim * self.itemsize
+    return self._gather(size)
+
+  @property
+  def head_gradient(self) -> int:
+    """The gradient of the output head, float32, of this shard's rows."""
+    size = self.config.vocab_size * self.config.embed_dim * _FLOAT32
     return size // self._ways("tensor")
+
+  def _gather(self, size: int) -> int:
+    """Bytes of a parameter that is whole but for "tensor"; 0 if it lies so."""
+    ways = math.prod(self._ways(axis) for axis in sharding.PARAMETER_AXES)
+    return size // self._ways("tensor") if ways > 1 else 0
 
   def _ways(self, axis: str) -> int:
     return self.mesh.shape[axis]
@@ -119,19 +139,28 @@ class Activations:
 
 
 def forward(
-  activations: Activations, *, weights: int, is_short: bool = False
+  activations: Activations,
+  *,
+  weights: int,
+  rounded: bool = False,
+  is_short: bool = False,
 ) -> Memory:
-  """Of a scoring pass: three of the residual stream and two of the MLP.
+  """Of a scoring pass: the residual stream and its norm, gate, up, matrices.
 
   Args:
     activations: of the pass.
     weights: bytes of the parameters on a device.
-    is_short: a pass over short windows, where gate and up are one array.
+    rounded: whether kernels are in 8 bits, whose product leaves gate and up in
+      one array.
+    is_short: a pass over windows, which does so too; the head is gathered
+      while its last layer runs.
   """
   a = activations
-  layer = 3 * a.hidden + (1 if is_short else 2) * a.mlp + a.matrix
+  mlp = a.mlp if rounded or is_short else 2 * a.mlp
+  layer = 2 * a.hidden + max(mlp, a.gathered + 2 * a.heads) + 2 * a.matrix
   head = 2 * a.hidden + a.table
-  return Memory(weights, 0, max(layer, head))
+  most = layer + a.table if is_short else max(layer, head)
+  return Memory(weights, 0, most)
 
 
 def step(
@@ -141,8 +170,9 @@ def step(
   optimizer: int,
   parts: int,
   short: Activations | None,
+  remat: str,
 ) -> Memory:
-  """Of a training step with remat: the backward pass of a layer.
+  """Of a training step: the backward pass of a layer, or of the head.
 
   Args:
     activations: of the long pass over a part.
@@ -150,13 +180,27 @@ def step(
     optimizer: bytes of its state on a device.
     parts: of a batch, one after the other.
     short: of the windows at a time; None without live weights.
+    remat: what the layers keep; one of `remat.POLICIES`.
   """
   a = activations
   copies = weights * a.itemsize // _FLOAT32  # Parameters of the passes.
-  gradients = copies + (weights if parts > 1 else 0)
-  kept = a.config.num_layers * a.hidden
-  layer = 10 * a.hidden + 6 * a.heads + 6 * a.mlp + 2 * a.matrix
-  head = 2 * a.table * _FLOAT32 // a.itemsize
-  long = kept + gradients + max(layer, head)
-  most = max(long, forward(short, weights=0).temporaries if short else 0)
+  gradients = copies
+  kept = (
+    a.config.num_layers
+    * {
+      "block": a.hidden,
+      "attention": a.hidden + a.heads + a.normalisers,
+      "none": 4 * a.hidden + 4 * a.heads + a.normalisers + 3 * a.mlp,
+    }[remat]
+  )
+  layer = 10 * a.hidden + 6 * a.heads + 6 * a.mlp + 2 * a.matrix + a.gathered
+  head = 2 * a.head_gradient
+  most = kept + gradients + max(layer, head)
+  if parts > 1:
+    # Sums over the parts, of before and after one; gathered once for all.
+    most += 2 * weights + (1 if a.config.tied else 2) * a.table
+    most = int(most * _GAPS)
+  if short:
+    windows = forward(short, weights=0, is_short=True)
+    most = max(most, windows.temporaries)
   return Memory(weights, optimizer, copies + most)

@@ -19,6 +19,7 @@ from longctx_jax.model import (
   row_parts,
   sharding,
 )
+from longctx_jax.model import remat as remat_lib
 from longctx_jax.model.attention_spec import AttentionSpec
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.layers import Linear, Mlp, RMSNorm
@@ -214,7 +215,7 @@ class Transformer(nnx.Module):
     score_rows: tuple[int, int] | None = None,
     in_parts: bool = False,
     backend: str = "blockwise",
-    remat: bool = False,
+    remat: str = "none",
   ) -> Float[Array, "B T D"]:
     """Final hidden states, after the last norm.
 
@@ -232,8 +233,8 @@ class Transformer(nnx.Module):
         makes them of ids, positions, segment ids and lengths; so is the result.
         The mesh axis "context" then splits rows, and else the batch.
       backend: one of `attention.BACKENDS`.
-      remat: keep only the inputs of each block for the backward pass, which
-        runs the block once more. For training.
+      remat: what is kept of each block for the backward pass: one of
+        `remat.POLICIES`.
 
     Returns:
       [B, S, D], or [B, stop - start, D] with `score_rows`.
@@ -299,7 +300,7 @@ class Transformer(nnx.Module):
     return sharding.constrain(x, sharding.BATCH_AXES, None, None)
 
   def _run_all(
-    self, x: Float[Array, "B S D"], passing: _Pass, *, remat: bool
+    self, x: Float[Array, "B S D"], passing: _Pass, *, remat: str
   ) -> Float[Array, "B S D"]:
     """All rows through all layers; the stack is scanned."""
     graphdef, stack = nnx.split(self.layers)
@@ -310,9 +311,7 @@ class Transformer(nnx.Module):
       layer, kind = layer_and_kind
       return nnx.merge(graphdef, layer)(x, passing.attend_by(kind)), None
 
-    if remat:
-      # Inside a scan nothing can be merged with the second run anyway.
-      apply = jax.checkpoint(apply, prevent_cse=False)
+    apply = remat_lib.apply_policy(apply, remat)
     return jax.lax.scan(apply, x, (stack, passing.kind_of))[0]
 
   def _run_rows(

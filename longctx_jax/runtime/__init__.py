@@ -5,6 +5,8 @@ Doors, for other rooms:
   foreign_files: what is wrong with a file that others wrote
   settings: whether two runs agree in what determines their numbers
   progress: usage, speed, time left, a heartbeat
+  workers: reading ahead and writing, beside the main thread
+  arrivals: results of the devices, and how long these worked
   shards: which part of the work is whose
   processes: several processes as one program; SIGTERM
   channel: what these processes tell each other
@@ -12,6 +14,7 @@ Doors, for other rooms:
   device: what a script runs on
   chips: what devices can do, and the slices that there are of them
   programs: compiled programs, kept from one run to the next
+  stamp: what made a file
   machine: what Linux, macOS and Windows do not share
   urls: places with a scheme, as gs://bucket/file
   failures: what went wrong outside of the program, as a sentence
@@ -19,6 +22,6 @@ Doors, for other rooms:
 
 __all__ = [
   "files", "foreign_files", "settings", "progress", "shards", "processes",
-  "channel", "watch", "device", "chips", "programs",
-  "machine", "urls", "failures",
+  "workers", "arrivals", "channel", "watch", "device", "chips", "programs",
+  "stamp", "machine", "urls", "failures",
 ]  # fmt: skip

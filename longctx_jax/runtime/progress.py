@@ -71,6 +71,9 @@ class Progress:
     self._start_tokens = usage.tokens
     self._start_compile = usage.compile_seconds
     self._start_compilations = usage.compilations
+    self._start_busy = usage.busy_seconds
+    # Documents may be skipped by the thread that reads them.
+    self._counting = threading.Lock()
     usage.listener = self._tell
 
   @property
@@ -84,14 +87,22 @@ class Progress:
     """Targets of the long pass per second."""
     return (self._usage.tokens - self._start_tokens) / self.seconds
 
+  @property
+  def busy_share(self) -> float:
+    """Share of the time in which the devices worked; 0 where none is known."""
+    busy = self._usage.busy_seconds - self._start_busy
+    return min(busy / self.seconds, 1.0)
+
   def skip(self, documents: int = 1) -> None:
     """Counts documents that an earlier run finished: they take no time."""
-    self.done += documents
-    self._skipped += documents
+    with self._counting:
+      self.done += documents
+      self._skipped += documents
 
   def advance(self, documents: int = 1) -> None:
     """Counts finished documents; logs if it is time."""
-    self.done += documents
+    with self._counting:
+      self.done += documents
     self._tell()
 
   def _tell(self) -> None:
@@ -118,7 +129,7 @@ class Progress:
     """Logs the totals of this run."""
     logging.info(
       "%s: %s documents in %s (+ %.1f s for %d compilations) | %s tokens/s | "
-      "padding %.0f%%",
+      "padding %.0f%%%s",
       self._verb,
       f"{self.done - self._skipped:,}",
       clock_text(self.seconds),
@@ -126,6 +137,7 @@ class Progress:
       self._usage.compilations - self._start_compilations,
       f"{self.tokens_per_second:,.0f}",
       100 * self._usage.padding_share,
+      f" | devices busy {self.busy_share:.0%}" if self.busy_share else "",
     )
 
 
@@ -186,6 +198,7 @@ class Usage:
     needed: the same without padding.
     compilations: compiled programs.
     compile_seconds: time that they took.
+    busy_seconds: time in which the devices ran passes.
     windows: windows that were scored, of documents that are not finished.
     windows_begun: windows of these documents in all.
     listener: called after each pass.
@@ -196,11 +209,17 @@ class Usage:
   needed: int = 0
   compilations: int = 0
   compile_seconds: float = 0.0
+  busy_seconds: float = 0.0
   windows: int = 0
   windows_begun: int = 0
   listener: Callable[[], None] | None = dataclasses.field(
     default=None, repr=False, compare=False
   )
+
+  def count_positions(self, needed: int, *, fed: int) -> None:
+    """Counts those of a pass."""
+    self.needed += needed
+    self.fed += fed
 
   def count_windows(self, *, begun: int = 0, scored: int = 0) -> None:
     """Counts windows; those of finished work are forgotten."""

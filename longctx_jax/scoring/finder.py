@@ -86,7 +86,9 @@ class Finder:
       texts = (document.text or "" for document in documents)
       protocol_lib.check_bos(self.scorer, texts)
 
-  def find(self, documents: Iterable[Document]) -> Iterator[KeyTokens]:
+  def find(
+    self, documents: Iterable[Document], *, ahead: bool = False
+  ) -> Iterator[KeyTokens]:
     """Finds key tokens; documents come back as they finish.
 
     A document whose log-probs are not finite is "failed", and the log says
@@ -94,6 +96,7 @@ class Finder:
 
     Args:
       documents: read one by one, no further ahead than the passes need.
+      ahead: read them in a thread, some passes further: for many.
 
     Raises:
       OverLength: a document is too long, and the policy is "error".
@@ -101,24 +104,28 @@ class Finder:
     # By place, since ids may be those of several texts.
     waiting: dict[int, tuple[Document, Prepared]] = {}
 
-    def jobs():
+    def read():
       tokenizer = self.scorer.model.tokenizer
-      for place, document in enumerate(documents):
-        prepared = prepare(document, tokenizer, self.manifest)
+      for document in documents:
+        yield prepare(document, tokenizer, self.manifest), document
+
+    def jobs(pairs):
+      for place, (prepared, document) in enumerate(pairs):
         if prepared.reason:
           yield key_tokens_of(document, prepared, None, self.manifest)
         else:
           waiting[place] = document, prepared
           yield scorer_lib.Job(place, prepared.ids, prepared.prefix_len)
 
-    for done in self.scorer.score(jobs()):
-      if isinstance(done, scorer_lib.Scores):
-        document, prepared = waiting.pop(done.job.key)
-        if _is_finite(done, self.manifest):
-          done = key_tokens_of(document, prepared, done, self.manifest)
-        else:
-          done = _failed(document, self.manifest)
-      yield done
+    with protocol_lib.reading(read(), ahead=ahead) as pairs:
+      for done in self.scorer.score(jobs(pairs)):
+        if isinstance(done, scorer_lib.Scores):
+          document, prepared = waiting.pop(done.job.key)
+          if _is_finite(done, self.manifest):
+            done = key_tokens_of(document, prepared, done, self.manifest)
+          else:
+            done = _failed(document, self.manifest)
+        yield done
 
 
 def prepare(

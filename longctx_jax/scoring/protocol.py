@@ -8,14 +8,17 @@ first into every pass and window, where it counts neither in K nor as text.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from absl import logging
 
 from longctx_jax.key_tokens.manifest import OVER_LENGTH, PROTOCOLS
 from longctx_jax.paper.windows import Windows
+from longctx_jax.runtime import workers
 from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.text.tokenizer import (
   NotEmbedded,
@@ -28,6 +31,10 @@ from longctx_jax.text.tokenizer import (
 _BOS_CHECK_TARGETS = 512
 _BOS_CHECK_SKIPPED = 16
 _BOS_CHECK_NATS = 1.0
+
+# Ids that may wait, tokenized, for the passes of those before them: enough for
+# the devices never to wait, and a few MB.
+_IDS_AHEAD = 1 << 18
 
 
 class OverLength(ValueError):
@@ -158,6 +165,21 @@ def prepare(
     truncated=full > max_length,
     reason="",
     unpredicted=offsets[0] if offsets[0].any() else None,
+  )
+
+
+def reading(
+  items: Iterable[tuple[Any, ...]], *, ahead: bool
+) -> contextlib.closing[Iterator[tuple[Any, ...]]]:
+  """A context that gives the items, in their order, and stops their reading.
+
+  Args:
+    items: a `Prepared` and whatever belongs to it.
+    ahead: read them in a thread, while those before them are scored.
+  """
+  limit = _IDS_AHEAD if ahead else 0
+  return contextlib.closing(
+    workers.read_ahead(items, limit=limit, weigh=lambda item: len(item[0].ids))
   )
 
 

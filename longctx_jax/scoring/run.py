@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import time
 from collections.abc import Iterator
@@ -11,16 +12,17 @@ from collections.abc import Iterator
 from absl import logging
 from ml_collections import ConfigDict
 
+from longctx_jax.key_tokens import card
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens import writer as writer_lib
 from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import files
+from longctx_jax.runtime import files, workers
 from longctx_jax.runtime.progress import Progress
 from longctx_jax.runtime.shards import WHOLE, Shard
 from longctx_jax.scoring import finder as finder_lib
-from longctx_jax.scoring import outcome, setup
+from longctx_jax.scoring import look_ahead, outcome, setup
 from longctx_jax.text.chunks import ChunkedCorpus
 from longctx_jax.text.corpus import Corpus, Document
 
@@ -67,7 +69,7 @@ def score_corpus(
   if not config.evaluator and evaluator is None:
     raise ValueError("no evaluator is named: give the model to score with")
   folder = pathlib.Path(workdir) / "key_tokens"
-  _survey(corpus)
+  longest = _survey(corpus)
   with contextlib.ExitStack() as held:
     is_new = not folder.exists()
     if not is_new:
@@ -92,7 +94,9 @@ def score_corpus(
       folder, manifest, shard=shard, overwrite=overwrite
     )
     _log_size(documents, writer.manifest)
-    wanted = _score(config, documents, writer, model)
+    # A cut one is as long as others.
+    first = None if config.data.chunk_len else longest
+    wanted = _score(config, documents, writer, model, first)
     writer.tidy()
     if prune:
       gone = writer.prune(wanted)
@@ -102,6 +106,7 @@ def score_corpus(
   # A store of log-probs may have been started under other thresholds.
   store = store.with_thresholds(config.longppl.alpha, config.longppl.beta)
   outcome.report(store, wanted)
+  card.write(workdir)
   return store
 
 
@@ -124,19 +129,29 @@ def _check_scope(
     )
 
 
-def _survey(corpus: Corpus) -> None:
+def _survey(corpus: Corpus) -> Document | None:
   """Reads the documents once, before a model is loaded for them.
+
+  Returns:
+    The one with most characters; None where there is none.
 
   Raises:
     ValueError: two documents of one id, or none that can be read.
   """
-  count, errors = 0, []
+  count, errors, longest = 0, [], None
   for document in corpus:
     count += 1
+    if longest is None or _chars(document) > _chars(longest):
+      longest = document
     if document.error:
       errors.append(f"{document.doc_id!r}: {document.error}")
   if count and len(errors) == count:
     raise ValueError(f"none of {count:,} documents can be read: {errors[0]}")
+  return longest
+
+
+def _chars(document: Document) -> int:
+  return len(document.text or "")
 
 
 def _manifest_of(
@@ -161,8 +176,13 @@ def _score(
   documents: Corpus | ChunkedCorpus,
   writer: writer_lib.StoreWriter,
   model: LoadedModel,
+  longest: Document | None,
 ) -> list[str]:
-  """Scores what the store lacks; the ids of all documents."""
+  """Scores what the store lacks; the ids of all documents.
+
+  The longest of them is scored first: what it needs of the devices' memory is
+  known before anything is scored. Others are, in each look-ahead.
+  """
   scorer = setup.make_scorer(config, model)
   # Under the store's own thresholds, whose scores need the ids.
   finder = finder_lib.Finder(scorer, writer.manifest)
@@ -171,34 +191,51 @@ def _score(
   changed: list[str] = []
 
   def missing() -> Iterator[Document]:
-    checked = False
+    ahead = ""
+    if longest is not None:
+      digest = store_lib.document_sha256(longest)
+      if not writer.is_done(longest.doc_id, digest):
+        ahead = longest.doc_id
+        if writer.is_changed(ahead, digest):
+          changed.append(ahead)
+        yield longest
     for document in documents:
       doc_id, digest = document.doc_id, store_lib.document_sha256(document)
       wanted.append(doc_id)
+      if ahead and doc_id == ahead:
+        continue
       if writer.is_done(doc_id, digest):
         progress.skip()
         continue
       if writer.is_changed(doc_id, digest):
         changed.append(doc_id)
-      if not checked:
-        finder.check_bos(documents)
-        checked = True
       yield document
 
+  unread = missing()
+  first = next(unread, None)
+  if first is not None:
+    finder.check_bos(documents)
+    unread = look_ahead.longest_first(
+      itertools.chain([first], unread), size=_chars
+    )
   pending: list[KeyTokens] = []
   last_write = time.monotonic()
-  try:
-    for row in finder.find(missing()):
-      pending.append(row)
-      progress.total = documents.count
-      progress.advance()
-      # A part holds what came in half a minute: a kill loses no more.
-      if time.monotonic() - last_write >= config.scoring.flush_seconds:
-        writer.write(pending)
-        pending, last_write = [], time.monotonic()
-  finally:
-    # An interrupted run keeps what it finished.
-    writer.write(pending)
+  with (
+    contextlib.closing(finder.find(unread, ahead=True)) as rows,
+    workers.Writer(writer.write, limit=1) as writing,
+  ):
+    try:
+      for row in rows:
+        pending.append(row)
+        progress.total = documents.count
+        progress.advance()
+        # A part holds what came in half a minute: a kill loses no more.
+        if time.monotonic() - last_write >= config.scoring.flush_seconds:
+          writing.put(pending)
+          pending, last_write = [], time.monotonic()
+    finally:
+      # An interrupted run keeps what it finished.
+      writing.put(pending)
   progress.finish()
   if changed:
     logging.info(

@@ -13,40 +13,22 @@ import numpy as np
 from absl import logging
 from flax import nnx
 
-from longctx_jax.model import defaults, log_probs, row_parts, sharding
+from longctx_jax.model import (
+  attention,
+  defaults,
+  log_probs,
+  row_parts,
+  sharding,
+)
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.windows import Windows
+from longctx_jax.runtime import device
+from longctx_jax.runtime.arrivals import Arrivals
 from longctx_jax.runtime.progress import Usage, heartbeat
-from longctx_jax.scoring import buckets
+from longctx_jax.scoring.jobs import Job, Scores
+from longctx_jax.scoring.stream import Stream
 
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-  """One document to score.
-
-  Attributes:
-    key: anything that tells the document apart; comes back with the result.
-    ids: what the model reads, int32 [n], n >= 2.
-    prefix_len: leading ids (BOS) that are repeated in front of every window
-      and count neither in short_len nor as text.
-  """
-
-  key: Any
-  ids: np.ndarray
-  prefix_len: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Scores:
-  """Log-probs of a document's targets, float32 [n - 1], in nats.
-
-  `short` is NaN where no window scores the target, and equals `long` in the
-  first window, whose context is the full one.
-  """
-
-  job: Job
-  long: np.ndarray
-  short: np.ndarray
+__all__ = ["Job", "Scores", "Scorer", "make_scorer"]
 
 
 @dataclasses.dataclass
@@ -56,9 +38,14 @@ class Scorer:
   Attributes:
     model: what scores.
     windows: of the short contexts.
-    long_batch: documents per long pass.
+    long_batch: rows per long pass.
     window_batch: windows per short pass.
     usage: counts so far.
+    plans: whether the documents of a long pass are chosen among many, and not
+      by their own length alone: its rows then are seldom padded, and the shape
+      that a document is scored in depends on the others.
+    align: where documents may start in rows that they share, a multiple of
+      it; 0 is in rows of their own.
   """
 
   model: LoadedModel
@@ -69,9 +56,15 @@ class Scorer:
   long_pass: Any
   window_pass: Any
   compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
+  plans: bool = False
+  align: int = 0
 
   def score_long(self, jobs: Iterable[Any]) -> Iterator[Any]:
     """Long pass only; documents come back as their batch is full.
+
+    Batches are made of the jobs in their order, and the next ones are handed
+    to the devices before the results of the last are read. All of it happens
+    in the thread that iterates.
 
     Args:
       jobs: each a `Job`. Anything else passes through, in its place: a
@@ -83,20 +76,10 @@ class Scorer:
     Raises:
       ValueError: for a document with fewer than two ids.
     """
-    waiting: dict[int, list[Job]] = {}
-    for job in jobs:
-      if not isinstance(job, Job):
-        yield job
-        continue
-      if len(job.ids) < 2:
-        raise ValueError(f"document {job.key!r} has no target to score")
-      bucket = buckets.row_length(len(job.ids) - 1, self.model.mesh)
-      batch = waiting.setdefault(bucket, [])
-      batch.append(job)
-      if len(batch) == self.long_batch:
-        yield from self._run_long(bucket, waiting.pop(bucket))
-    for bucket, batch in waiting.items():
-      yield from self._run_long(bucket, batch)
+    with Arrivals(self.usage) as arrivals:
+      yield from Stream(self, self._call, arrivals, with_windows=False).score(
+        jobs
+      )
 
   def score(self, jobs: Iterable[Any]) -> Iterator[Any]:
     """Long pass and windows; windows of several documents share a batch.
@@ -104,135 +87,92 @@ class Scorer:
     A document comes back when its last window is done, so in another order
     than it came. Arguments and results as in `score_long`.
     """
-    pool: list[tuple[Scores, int, np.ndarray]] = []
-    open_windows: dict[int, int] = {}
+    with Arrivals(self.usage) as arrivals:
+      yield from Stream(self, self._call, arrivals, with_windows=True).score(
+        jobs
+      )
 
-    def run(batch):
-      for scores in self._run_windows(batch):
-        open_windows[id(scores)] -= 1
-        if not open_windows[id(scores)]:
-          del open_windows[id(scores)]
-          yield scores
-
-    for scores in self.score_long(jobs):
-      is_scored = isinstance(scores, Scores)
-      own = list(self._cut_windows(scores)) if is_scored else []
-      if not own:
-        yield scores
-        continue
-      open_windows[id(scores)] = len(own)
-      self.usage.count_windows(begun=len(own))
-      pool += own
-      while len(pool) >= self.window_batch:
-        batch, pool = pool[: self.window_batch], pool[self.window_batch :]
-        yield from run(batch)
-    if pool:
-      yield from run(pool)
-
-  def _run_long(self, bucket, jobs):
-    rows = self._rows(len(jobs), self.long_batch)
-    ids = np.zeros((rows, bucket + 1), np.int32)
-    for row, job in enumerate(jobs):
-      ids[row, : len(job.ids)] = job.ids
-    lengths = [len(job.ids) for job in jobs]
-    name = f"a text of {max(lengths):,} ids"
-    with heartbeat(name, doing="reading", announced=False):
-      out = self._call(self.long_pass, "long", ids, lengths)
-    counts = [len(job.ids) - 1 for job in jobs]
-    self.usage.tokens += sum(counts)
-    self.usage.needed += sum(counts)
-    self.usage.fed += rows * bucket
-    for row, (job, count) in enumerate(zip(jobs, counts, strict=True)):
-      long = np.array(out[row, :count])
-      yield Scores(job, long, np.full_like(long, np.nan))
-
-  def _cut_windows(self, scores):
-    """(scores, first target, window ids) of each window after the first.
-
-    The first window's values are the long pass's own: they are filled in.
-    """
-    job = scores.job
-    prefix, text = job.ids[: job.prefix_len], job.ids[job.prefix_len :]
-    plan = self.windows.plan(len(text))
-    for start, first, end in zip(
-      plan.start, plan.score_start, plan.score_end, strict=True
-    ):
-      # Text id j is target j + prefix_len - 1.
-      first, end = first + job.prefix_len - 1, end + job.prefix_len - 1
-      if start == 0:
-        scores.short[first:end] = scores.long[first:end]
-        continue
-      span = text[start : start + self.windows.length]
-      yield scores, first, np.concatenate([prefix, span])
-
-  def _run_windows(self, batch):
-    prefix_len = batch[0][0].job.prefix_len
-    length = prefix_len + self.windows.length
-    rows = self.window_batch
-    # A window is over sooner than another program is compiled.
-    if (prefix_len, (rows, length)) not in self.compiled:
-      rows = self._rows(len(batch), rows)
-    ids = np.zeros((rows, length), np.int32)
-    for row, (scores, _, span) in enumerate(batch):
-      if scores.job.prefix_len != prefix_len:
-        raise ValueError("all jobs of a scorer have the same prefix_len")
-      ids[row, : len(span)] = span
-      self.usage.needed += len(span) - 1
-    self.usage.fed += rows * (length - 1)
-    lengths = [len(span) for _, _, span in batch]
-    out = self._call(self.window_pass, prefix_len, ids, lengths)
-    self.usage.count_windows(scored=len(batch))
-    for row, (scores, first, span) in enumerate(batch):
-      count = len(span) - prefix_len - self.windows.short_len
-      scores.short[first : first + count] = out[row, :count]
-      yield scores
-
-  def _rows(self, count, most):
+  def rows(self, count: int, most: int) -> int:
     """Rows of a batch that `count` are there for: fewer where that is faster.
 
     Devices that share their cores are slowed down by one that has only
     padding; without it, they have its cores.
-    """
-    if not sharding.has_copies_on_cores(self.model.mesh):
-      return most
-    per_device = most // self.long_batch
-    return -(-count // per_device) * per_device
 
-  def _call(self, function, kind, ids, lengths):
-    """Runs a pass on the mesh; compilation is timed apart.
+    Args:
+      count: documents, or windows, each with a row of its own.
+      most: rows of a whole batch.
+    """
+    mesh = self.model.mesh
+    if not sharding.has_copies_on_cores(mesh):
+      return most
+    per_device = most // sharding.batch_ways(mesh)
+    return min(most, -(-count // per_device) * per_device)
+
+  def _call(self, function, kind, ids, lengths, layout=None):
+    """Hands a pass to the devices of the mesh; compilation is timed apart.
 
     The rows' real lengths, of all ids, go in beside the padded ids: RoPE
-    tables may depend on them.
+    tables may depend on them. Shared rows have a layout in their place.
     """
-    most = self.long_batch if kind == "long" else self.window_batch
+    is_window = function is self.window_pass
+    most = self.window_batch if is_window else self.long_batch
     mesh, params = self.model.mesh, self.model.params
     if len(ids) < most:
-      mesh = sharding.first_devices(mesh, len(ids) * self.long_batch // most)
+      ways = sharding.batch_ways(mesh)
+      mesh = sharding.first_devices(mesh, len(ids) * ways // most)
       params = sharding.copies_on(params, mesh)
-    lengths = np.pad(np.array(lengths, np.int32), (0, len(ids) - len(lengths)))
+    if layout is None:
+      lengths = np.array(lengths, np.int32)
+      rest = (np.pad(lengths, (0, len(ids) - len(lengths))),)
+    else:
+      rest = layout.lengths, layout.positions, layout.segment_ids
     # Windows stay whole; the rows of a long pass may be split among devices.
-    whole = function is self.window_pass
-    split = sharding.batch_sharding if whole else sharding.row_sharding
-    inputs = sharding.place_rows((ids, lengths), split(mesh))
+    split = sharding.batch_sharding if is_window else sharding.row_sharding
+    inputs = sharding.place_rows((ids, *rest), split(mesh))
     key = (kind, ids.shape)
-    with jax.set_mesh(mesh):
-      if key not in self.compiled:
-        if not self.compiled:
-          _log_copies(self.model)
-        start = time.monotonic()
-        static = (kind,) if whole else ()
-        precision = defaults.matmul_precision(self.model.dtype)
-        what = "windows" if static else "texts"
-        name = f"the pass over {what} of up to {ids.shape[1]:,} ids"
-        with (
-          heartbeat(name, doing="compiling"),
-          jax.default_matmul_precision(precision),
-        ):
-          lowered = function.lower(params, *inputs, *static)
-          self.compiled[key] = lowered.compile()
-        self.usage.compilations += 1
-        self.usage.compile_seconds += time.monotonic() - start
-      return np.asarray(self.compiled[key](params, *inputs))
+    if key not in self.compiled:
+      if not self.compiled:
+        _log_copies(self.model)
+      static = (kind,) if is_window else ()
+      with jax.set_mesh(mesh):
+        self.compiled[key] = self._compile(function, params, inputs, static)
+    return self.compiled[key](params, *inputs)
+
+  def _compile(self, function, params, inputs, static):
+    start = time.monotonic()
+    precision = defaults.matmul_precision(self.model.dtype)
+    what = "windows" if static else "texts"
+    name = f"the pass over {what} of up to {inputs[0].shape[1]:,} ids"
+    with (
+      heartbeat(name, doing="compiling"),
+      jax.default_matmul_precision(precision),
+    ):
+      compiled = function.lower(params, *inputs, *static).compile()
+    self.usage.compilations += 1
+    self.usage.compile_seconds += time.monotonic() - start
+    _require_memory(compiled, inputs[0].sharding.mesh, name)
+    return compiled
+
+
+def _require_memory(compiled: Any, mesh: jax.sharding.Mesh, name: str) -> None:
+  """Raises ValueError for a program that the devices have no memory for."""
+  memory = compiled.memory_analysis()
+  own = mesh.local_mesh.devices.flat
+  limit = device.memory_bytes(own[0])
+  if memory is None or not limit:
+    return
+  if own[0].platform == "cpu":
+    limit //= len(own)  # They share it.
+  needed = sum(
+    getattr(memory, f"{part}_size_in_bytes")
+    for part in ("argument", "temp", "output")
+  )
+  if needed > limit:
+    raise ValueError(
+      f"{name} takes {needed / 2**30:.1f} GiB on each device, which has "
+      f"{limit / 2**30:.1f}: set --max_length lower, --config.scoring.chunk "
+      "lower, or take a --config.mesh of more devices"
+    )
 
 
 def _log_copies(model: LoadedModel) -> None:
@@ -288,10 +228,19 @@ def make_scorer(
   whole = jax.sharding.PartitionSpec()
 
   @functools.partial(jax.jit, out_shardings=whole)
-  def long_pass(params, ids, lengths):
+  def long_pass(params, ids, lengths, positions=None, segment_ids=None):
     inputs, targets = map(row_parts.split, (ids[:, :-1], ids[:, 1:]))
-    lengths = row_parts.repeat(lengths)
-    found = log_probs_of(params, inputs, lengths, targets, in_parts=True)
+    rows = {}
+    if segment_ids is None:
+      lengths = row_parts.repeat(lengths)
+    else:  # Shared rows: all three by position.
+      lengths, positions, segment_ids = map(
+        row_parts.split, (lengths, positions, segment_ids)
+      )
+      rows = dict(positions=positions, segment_ids=segment_ids)
+    found = log_probs_of(
+      params, inputs, lengths, targets, in_parts=True, **rows
+    )
     return row_parts.join(found)
 
   @functools.partial(jax.jit, static_argnums=3, out_shardings=whole)
@@ -305,12 +254,16 @@ def make_scorer(
       score_rows=(first - 1, first + windows.stride - 1),
     )
 
+  rows = sharding.row_ways(model.mesh)
   return Scorer(
     model=model,
     windows=windows,
-    long_batch=sharding.row_ways(model.mesh),
+    long_batch=rows,
     window_batch=window_batch * sharding.batch_ways(model.mesh),
     usage=Usage(),
     long_pass=long_pass,
     window_pass=window_pass,
+    # Copies on cores take fewer rows where fewer documents wait.
+    plans=rows > 1 and not sharding.has_copies_on_cores(model.mesh),
+    align=0 if model.config.sink_len else attention.alignment(backend),
   )

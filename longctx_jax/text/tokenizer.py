@@ -330,8 +330,10 @@ class TextTokenizer:
     for alphabet in self._alphabets:
       offsets = offsets_lib.spell(text, self._pieces(ids, alphabet), alphabet)
       if offsets is not None:
-        # Most likely the next text's, too.
-        self._alphabets.sort(key=lambda other: other is not alphabet)
+        # Most likely the next text's, too. A new list: others may read the old.
+        self._alphabets = sorted(
+          self._alphabets, key=lambda other: other is not alphabet
+        )
         return offsets
     return None
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from longctx_jax.checkpoints import convert
-from longctx_jax.model import defaults, parameters
+from longctx_jax.model import defaults, parameters, remat
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.paper.contrast import Thresholds
@@ -24,6 +24,7 @@ from longctx_jax.training.context import rope_override
 _FREE_FIELDS = (
   "data.cache_dir",
   "model.backend",
+  "model.remat",
   "loss.chunk",
   "loss.window_batch",
   "optimizer.accumulate",
@@ -52,6 +53,7 @@ def check_config(config: ConfigDict) -> None:
   convert.check_dtype(
     config.checkpoint.export_dtype, field="checkpoint.export_dtype"
   )
+  remat.require_policy(config.model.remat, others=("auto",))
   data_config(config, "")
   loss_config(config)
   optimizer_config(config)
@@ -208,7 +210,8 @@ def require_same_run(
     where: what holds the checkpoint, for the message.
     remedy: for the message.
   """
-  free = set(_PLACES)
+  # What is free now may have been noted before.
+  free = {*_PLACES, *_FREE_FIELDS}
   # A run of before took no note of these.
   free |= {
     name

@@ -48,6 +48,7 @@ def compile_step(
     packed=config.data.packing,
     in_parts=model.mesh.shape[row_parts.AXIS] > 1,
   )
+  remat = defaults.remat(config.model.remat)
   step = step_lib.make_train_step(
     model,
     optimizer.make_optimizer(
@@ -57,7 +58,7 @@ def compile_step(
     compute_dtype=dtype,
     accumulate=config.optimizer.accumulate,
     backend=backend,
-    remat=config.model.remat,
+    remat=remat,
   )
   whole = NamedSharding(model.mesh, PartitionSpec())
   return compile_on(
@@ -65,6 +66,7 @@ def compile_step(
     step,
     state,
     batch,
+    note=f" with remat={remat}",
     donate_argnums=0,  # The old state and the new one would not fit together.
     # Sums are read by the host; the state stays where it was placed.
     out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), whole),
@@ -75,6 +77,7 @@ def compile_on(
   mesh: jax.sharding.Mesh,
   function: Callable[..., Any],
   *arguments: Any,
+  note: str = "",
   **options: Any,
 ) -> jax.stages.Compiled:
   """Compiles a function for a mesh; says what it takes of a device.
@@ -83,21 +86,42 @@ def compile_on(
     mesh: in use while the function is traced.
     function: pure.
     *arguments: arrays, or shapes with shardings.
+    note: for the message, behind the name of the function.
     **options: of `jax.jit`.
   """
   start = time.monotonic()
   with jax.set_mesh(mesh):
     compiled = jax.jit(function, **options).lower(*arguments).compile()
   memory = compiled.memory_analysis()
+  sizes = (
+    memory.argument_size_in_bytes,
+    memory.temp_size_in_bytes,
+    _peak_bytes(compiled, mesh),
+  )
   logging.info(
-    "compiled %s in %.1f s: %.2f GiB of arguments and %.2f GiB of temporaries "
-    "per device",
+    "compiled %s%s in %.1f s: %.2f GiB of arguments and %.2f GiB of "
+    "temporaries per device, at most %.2f GiB at a time (%d, %d and %d bytes)",
     function.__name__,
+    note,
     time.monotonic() - start,
-    memory.argument_size_in_bytes / 2**30,
-    memory.temp_size_in_bytes / 2**30,
+    *(size / 2**30 for size in sizes),
+    *sizes,
   )
   return compiled
+
+
+def _peak_bytes(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> int:
+  """Bytes of a device in use at a time."""
+  memory = compiled.memory_analysis()
+  if mesh.devices.flat[0].platform != "cpu":
+    return memory.peak_memory_in_bytes
+  # There XLA leaves temporaries out.
+  return (
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.temp_size_in_bytes
+  )
 
 
 def describe_state(

@@ -43,7 +43,7 @@ def make_train_step(
   compute_dtype: Any,
   accumulate: int = 1,
   backend: str = "blockwise",
-  remat: bool = True,
+  remat: str = "block",
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Sums]]:
   """Makes the step; pure and not compiled.
 
@@ -173,7 +173,7 @@ def _gradients(
   model: LoadedModel,
   loss: LossConfig,
   backend: str,
-  remat: bool,
+  remat: str,
 ) -> tuple[nnx.State, Sums]:
   """(gradients of the loss summed over targets, sums) of a part."""
   if loss.weights == "live":

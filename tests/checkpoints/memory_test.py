@@ -40,9 +40,9 @@ from longctx_jax.checkpoints import convert, hub, loading
 def peak():
   return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-folder, target = sys.argv[1:]
+folder, target, weights = sys.argv[1:]
 start = peak()
-model = loading.load_model(folder, dtype=jnp.bfloat16)
+model = loading.load_model(folder, dtype=jnp.bfloat16, weights=weights)
 loaded = peak()
 size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
 if target:
@@ -70,8 +70,12 @@ class CheapSource:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 8])
-def test_the_host_holds_a_shard_and_two_tensors_at_most(tmp_path, devices):
+@pytest.mark.parametrize(
+  ("devices", "rounded"), [(1, ""), (8, ""), (1, "int8")]
+)
+def test_the_host_holds_a_shard_and_two_tensors_at_most(
+  tmp_path, devices, rounded
+):
   # cases G4
   source = CheapSource(CONFIG)
   export.write_folder(
@@ -85,9 +89,9 @@ def test_the_host_holds_a_shard_and_two_tensors_at_most(tmp_path, devices):
   files = list((tmp_path / "in").glob("*.safetensors"))
   assert sum(file.stat().st_size for file in files) > 2 * GIB
   flags = f"--xla_force_host_platform_device_count={devices}"
-  target = str(tmp_path / "out") if devices == 1 else ""
+  target = str(tmp_path / "out") if devices == 1 and not rounded else ""
   done = subprocess.run(
-    [sys.executable, "-c", MEASURE, str(tmp_path / "in"), target],
+    [sys.executable, "-c", MEASURE, str(tmp_path / "in"), target, rounded],
     env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
     capture_output=True,
     text=True,

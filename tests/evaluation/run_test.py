@@ -40,7 +40,9 @@ from longctx_jax.text import corpus as corpus_lib
 
 TEXTS = make_texts()
 # Of the run, not of the model: a repeated run may take other ones.
-OF_THE_RUN = {"seconds", "tokens_per_second", "padding_share", "n_reused"}
+OF_THE_RUN = {
+  "seconds", "tokens_per_second", "padding_share", "n_reused", "made",
+}  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("scorers")
 
@@ -332,6 +334,37 @@ def write_log_probs(path, workdir):
     )
   pq.write_table(pa.Table.from_pylist(rows), path)
   return rows
+
+
+def test_sums_from_the_devices_are_those_of_all_log_probs(tmp_path, config):
+  """In all that a result says, also of each document and key region."""
+  found = []
+  for sums_only in (False, True):
+    config.eval.sums_only = sums_only
+    workdir = tmp_path / str(sums_only)
+    run_lib.evaluate(config, workdir=workdir)
+    (result,) = files.load_results(workdir)
+    assert result.sums_only == sums_only
+    found.append(result)
+  host, device = found
+  assert host.n_key_tokens and host.documents[0].shared_gap_sum
+  for one, other in (
+    (host, device),
+    *zip(host.documents, device.documents, strict=True),
+  ):
+    fields = vars(other)
+    for name, value in vars(one).items():
+      if name not in OF_THE_RUN | {"documents", "sums_only"}:
+        is_number = isinstance(value, float | tuple) and name != "warnings"
+        expected = pytest.approx(value, rel=1e-6) if is_number else value
+        assert fields[name] == expected, name
+
+
+def test_sums_alone_leave_no_rows_to_write(tmp_path, config):
+  config.eval.update(sums_only=True, per_token=True)
+  with pytest.raises(ValueError, match="sums_only and per_token"):
+    run_lib.evaluate(config, workdir=tmp_path)
+  assert not list(tmp_path.iterdir())
 
 
 def test_log_probs_from_elsewhere_give_the_models_own_result(tmp_path, config):
@@ -630,6 +663,11 @@ def test_a_killed_evaluation_ends_as_one_that_was_not(tmp_path, made):
   ]  # fmt: skip
   # At most the one whose line the ledger had not got yet.
   assert len(rewritten) <= 1
+  kept = [
+    pq.read_table(folder / "log_probs" / "m1.parquet")
+    for folder in (tmp_path / "whole", killed)
+  ]
+  assert len(kept[0]) == 40 and kept[0].equals(kept[1])
   results = [
     read_strict(folder / "results" / "m1.json")
     for folder in (tmp_path / "whole", killed)

@@ -135,6 +135,18 @@ def test_a_planted_row_of_the_documents_is_found(world):
     world.compare("e0")
 
 
+def test_a_planted_log_prob_is_found(world):
+  path = evaluated(world) / "e0" / "log_probs" / "m1.parquet"
+
+  def change(rows):
+    rows[0]["log_prob"] = [value - 1.0 for value in rows[0]["log_prob"]]
+
+  world.sweep("e0", "k0")
+  planted(path, change)
+  with pytest.raises(Wrong, match="sweep: longppl"):
+    world.sweep("e0", "k0")
+
+
 def test_a_process_that_is_killed_writes_no_more(tmp_path, monkeypatch):
   disk, path = Disk(tmp_path), tmp_path / "file"
   disk.watch(monkeypatch)

@@ -1,6 +1,7 @@
 """What an evaluation wrote and a report says, against the definitions."""
 
 import csv
+import dataclasses
 import json
 import re
 
@@ -118,6 +119,20 @@ def check_table(text, found, wrong):
       value = float(row[name]) if row[name] else None
       if not same(value, result[name]):
         wrong(f"compare: {name}", f"{value}, and is {result[name]}")
+
+
+def check_sweep(text, found, wrong):
+  """Compares each cell of a sweep, as CSV, with an evaluation there."""
+  table = text[text.index("short_len,") :]
+  for row in csv.DictReader(table.strip().splitlines()):
+    if row["model"] not in found:
+      continue
+    alpha, beta = float(row["alpha"]), float(row["beta"])
+    facts = dataclasses.replace(found[row["model"]], alpha=alpha, beta=beta)
+    for name in ("longppl", "n_key_tokens"):
+      value = float(row[name]) if row[name] else None
+      if not same(value, facts.result[name]):
+        wrong(f"sweep: {name}", f"{value}, and is {facts.result[name]}")
 
 
 def check_page(text, found, wrong):

@@ -110,6 +110,32 @@ def of_evaluation(
   return "", facts
 
 
+def of_sweep(held, found, *, is_damaged):
+  """Why thresholds may not be swept, or "".
+
+  Args:
+    held: `stores.Held` of the key tokens' workdir, or None.
+    found: facts of the models that have numbers.
+    is_damaged: bits of its files were flipped.
+  """
+  if is_damaged:
+    return "flipped bits"
+  if held is None or held.detail != "tokens":
+    return "no store of all log-probs"
+  if not any(facts.result["n_tokens"] for facts in found):
+    return "no numbers"
+  if len({facts.alike() for facts in found}) > 1:
+    return "unlike"
+  for facts in found:
+    if facts.spans is not None:
+      return "slices, which have no log-probs"
+    if (facts.evaluator, facts.evaluator_limit) != (held.seed, held.limit):
+      return "key tokens of another evaluator"
+    if any(held.hashes.get(d) != sha256(text) for d, text in facts.documents):
+      return "a store of other documents"
+  return ""
+
+
 def _of_slices(slices, documents, thresholds):
   if len(slices) != len(documents):
     return "slices of other documents", None

@@ -260,12 +260,19 @@ class _Maker:
        "keys": self._rng.choice(("k0", "k1"))},
     )  # fmt: skip
 
+  def _sweep(self):
+    return Step(
+      "sweep",
+      {"workdir": self._rng.choice(("e0", "e0", "e1")),
+       "keys": self._rng.choice(("k0", "k0", "k1"))},
+    )  # fmt: skip
+
 
 _VERBS = {
   "write_corpus": 5, "set_weights": 1, "write_slices": 1, "damage": 0.5,
-  "score": 6, "evaluate": 7, "compare": 1, "html": 1,
+  "score": 6, "evaluate": 7, "compare": 1, "html": 1, "sweep": 1.5,
 }  # fmt: skip
-_COMMANDS = ("score", "merge", "evaluate", "compare", "html")
+_COMMANDS = ("score", "merge", "evaluate", "compare", "html", "sweep")
 
 
 def _with(step, **options):

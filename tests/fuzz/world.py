@@ -40,6 +40,8 @@ class World:
     self._damaged = set()
     # Workdirs of evaluations where a process was killed since.
     self._killed = set()
+    # Of a workdir and model: the last evaluation did not come to its end.
+    self._unsettled = set()
     # What a workdir held that no run may lose.
     self._held = {}
     # Workdirs that commands write to now, and that those that ended wrote to.
@@ -247,6 +249,11 @@ class World:
         self._ledgers[place] = self._ledgers.get(place, set()) | {facts}
     if done.status == KILLED:
       self._killed.add(workdir)
+    places = {(workdir, name) for name in models}
+    if done.status or met:
+      self._unsettled |= places
+    else:
+      self._unsettled -= places
     self._settle(workdir, made, done, before)
     found = self._check_results(workdir)
     self._check_end(done, "eval", excuse)
@@ -298,6 +305,33 @@ class World:
       page = (self.root / workdir / "report.html").read_text()
       results.check_alike(found, "html", self._wrong)
       results.check_page(page, found, self._wrong)
+    return done
+
+  def sweep(self, workdir, keys, **event):
+    """scripts/report.py sweep, at all thresholds that a command may name."""
+    found = self._check_results(workdir)
+    source = self.root / keys
+    held = stores.read(source)
+    values = {
+      name: sorted({pair[i] for pair in THRESHOLDS})
+      for i, name in enumerate(("alpha", "beta"))
+    }
+    excuse = rules.of_sweep(
+      held, found.values(), is_damaged=keys in self._damaged
+    )
+    if any((workdir, name) in self._unsettled for name in found):
+      excuse = excuse or "an evaluation that did not come to its end"
+    done = self._terminal.run(
+      "scripts/report.py", "sweep", self.root / workdir, "--keys", source,
+      "--format", "csv",
+      *(f"--{name}={','.join(map(str, values[name]))}" for name in values),
+      **event,
+    )  # fmt: skip
+    excuse = excuse or (workdir in self._killed and "files of two runs")
+    self._check_end(done, "sweep", excuse)
+    if done.status == 0:
+      results.check_alike(found, "sweep", self._wrong)
+      results.check_sweep(done.out, found, self._wrong)
     return done
 
   def check_store(self, workdir):

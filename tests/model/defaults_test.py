@@ -11,15 +11,23 @@ from longctx_jax.runtime import device
 
 
 @pytest.mark.parametrize(
-  ("machine", "dtype", "windows"),
-  [("cpu", "float32", 1), ("gpu", "bfloat16", 4), ("tpu", "bfloat16", 4)],
+  ("machine", "dtype", "windows", "remat"),
+  [
+    ("cpu", "float32", 1, "attention"),
+    ("gpu", "bfloat16", 4, "block"),
+    ("tpu", "bfloat16", 4, "block"),
+  ],
 )
-def test_an_open_field_is_the_machines(monkeypatch, machine, dtype, windows):
+def test_an_open_field_is_the_machines(
+  monkeypatch, machine, dtype, windows, remat
+):
   monkeypatch.setattr(jax, "default_backend", lambda: machine)
   assert defaults.dtype().name == dtype
   assert defaults.window_batch() == windows
   assert defaults.dtype("float16").name == "float16"
   assert defaults.window_batch(3) == 3
+  assert defaults.remat("auto") == remat
+  assert defaults.remat("none") == "none"
 
 
 def test_the_mesh_of_cpus_is_copies_and_that_of_others_is_shards(monkeypatch):
@@ -58,4 +66,4 @@ def test_a_stated_backend_is_not_chosen_anew(monkeypatch):
   assert defaults.attention_backend("plain", config, **options) == "plain"
   assert not asked
   assert defaults.attention_backend("auto", config, **options) == "chosen"
-  assert asked == [{"dtype": "bfloat16", "packed": True}]
+  assert asked == [{"dtype": "bfloat16", "packed": True, "in_parts": False}]

@@ -1,5 +1,7 @@
 """Rows that the axis "context" splits equal rows on one device."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,8 @@ from longctx_jax import testing
 from longctx_jax.checkpoints.facts import config_json
 from longctx_jax.model import attention, row_parts, sharding
 
+# A program of a test runs for milliseconds: it should compile fast.
+FAST = {"xla_backend_optimization_level": 0}
 PACKED = (64, 64, 0, 0, 0, True, 0.0)
 ALL_AT_ONCE = (136, 136, 0, 30, 4, True, 20.0)
 
@@ -66,7 +70,8 @@ def attend(qkv, kwargs, weights, *, backend, in_parts):
     out = row_parts.join(out) if in_parts else out
     return (weights * out).sum(), out
 
-  graded = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+  graded = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)
+  graded = jax.jit(graded, compiler_options=FAST)
   (_, out), grads = graded(*qkv)
   return out, *grads
 
@@ -123,7 +128,7 @@ def hidden(config, mesh, ids, **arguments):
   """Hidden states of a tiny model, of whole rows."""
   model = testing.tiny_model(config, mesh=mesh)
 
-  @jax.jit
+  @functools.partial(jax.jit, compiler_options=FAST)
   def run(params, ids, arguments):
     arguments = {
       name: row_parts.repeat(x) if x.ndim == 1 else row_parts.split(x)

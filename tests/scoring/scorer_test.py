@@ -15,7 +15,7 @@ from longctx_jax import testing
 from longctx_jax.model import sharding
 from longctx_jax.model.rope import RopeConfig
 from longctx_jax.paper.windows import Windows
-from longctx_jax.runtime import progress
+from longctx_jax.runtime import device, progress
 from longctx_jax.scoring import buckets
 from longctx_jax.scoring import scorer as scorer_lib
 
@@ -318,3 +318,15 @@ def test_copies_on_cores_give_the_same_bits_and_feed_no_padding(caplog):
   (scores,) = alone.score(jobs_of([65]))
   assert set(alone.compiled) == {("long", (1, 129)), (0, (1, windows))}
   assert np.isfinite(scores.short[K - 1 :]).all()
+
+
+def test_a_pass_that_the_devices_have_no_memory_for_is_refused(
+  scorer, monkeypatch
+):
+  """Before it runs; with what it needs, what there is, and what to set."""
+  monkeypatch.setattr(device, "memory_bytes", lambda _: 1 << 16)
+  small = renewed(scorer, compiled={})
+  message = r"^the pass over texts of up to 129 ids takes .* set --max_length"
+  with pytest.raises(ValueError, match=message):
+    list(small.score(jobs_of([100])))
+  assert small.usage.fed == 0

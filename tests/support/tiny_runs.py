@@ -9,7 +9,7 @@ import jax
 from longctx_jax import testing
 from longctx_jax.checkpoints import loading
 from longctx_jax.model import sharding
-from longctx_jax.runtime import progress
+from longctx_jax.runtime import device, progress
 from longctx_jax.scoring import scorer as scorer_lib
 from support.command_line import ROOT
 
@@ -87,10 +87,9 @@ def share_passes(monkeypatch, compiled):
     return scorers[-1]
 
   monkeypatch.setattr(scorer_lib, "make_scorer", make)
+  monkeypatch.setattr(device, "copies", lambda size: 1)
   monkeypatch.setattr(
-    sharding,
-    "make_mesh",
-    lambda sizes, devices=None: make_mesh(sizes, jax.devices()[:1]),
+    sharding, "make_mesh", lambda sizes, *_: make_mesh(sizes, jax.devices()[:1])
   )
   return scorers
 

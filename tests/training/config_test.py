@@ -80,7 +80,11 @@ def test_what_determines_the_numbers_is_compared_and_no_more(tmp_path, mesh):
                "loss.chunk", "eval.log_every"):  # fmt: skip
     config.update_from_flattened_dict({name: 64})
   config.data.cache_dir = "elsewhere"
+  config.model.remat = "none"
   assert identity() == before
+  # As runs of before noted it.
+  before = before | {"model.remat": True}
+  require_same()
   config.update_from_flattened_dict(
     {"data.sources": ("b",), "data.text_column": "t", "model.path": "../m"}
   )
@@ -114,6 +118,7 @@ def test_what_determines_the_numbers_is_compared_and_no_more(tmp_path, mesh):
     ("checkpoint.export_dtype", "int8", "export_dtype='int8' is not one of"),
     ("optimizer.warmup_steps", 12, "warmup_steps=12 of 12 .*lower it to 11"),
     ("data.seq_len", 47, "beyond a row of 48 ids"),
+    ("model.remat", "all", "remat='all' is not one of auto, block, attention"),
   ],
 )
 def test_settings_that_no_run_can_have_are_refused(

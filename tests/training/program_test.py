@@ -63,9 +63,10 @@ def test_a_program_knows_its_mesh_and_says_what_it_takes(caplog):
 
   with caplog.at_level("INFO"):
     compiled = program.compile_on(
-      mesh, ways, jax.ShapeDtypeStruct((2**20,), jnp.float32)
+      mesh, ways, jax.ShapeDtypeStruct((2**20,), jnp.float32), note=" so"
     )
-  # 4 MiB.
-  assert "compiled ways in" in caplog.text
+  # 4 MiB, and as much again for the result.
+  assert "compiled ways so in" in caplog.text
+  assert "(4194304, 0 and 8388608 bytes)" in caplog.text
   assert "0.00 GiB of arguments" in caplog.text
   assert (compiled(jnp.ones(2**20)) == 5).all()

@@ -1,8 +1,9 @@
 """Two processes over loopback train one step together.
 
-The file is also what each process runs: process, count, port, output.
+The file is also what each process runs: process, count, port, output, mesh.
 """
 
+import json
 import os
 import socket
 import subprocess
@@ -11,15 +12,16 @@ import sys
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support import tiny_training
+from support import loopback, tiny_runs, tiny_training
 from support.command_line import ROOT, environment
 
+from longctx_jax.evaluation import files
 from longctx_jax.training import metrics
 
 _DEVICES = 4  # in all
 
 
-def step(process, count, port, out):
+def step(process, count, port, out, sizes):
   """One LongCE step on a mesh over all processes; process 0 writes it."""
   os.environ["XLA_FLAGS"] = (
     f"--xla_force_host_platform_device_count={_DEVICES // count}"
@@ -34,12 +36,12 @@ def step(process, count, port, out):
 
   from longctx_jax import testing
   from longctx_jax.model import parameters, sharding
-  from longctx_jax.training import optimizer
+  from longctx_jax.training import optimizer, program
   from longctx_jax.training import state as state_lib
   from longctx_jax.training import step as step_lib
 
   assert (jax.process_count(), jax.device_count()) == (count, _DEVICES)
-  mesh = sharding.make_mesh({"data": 2, "fsdp": 2})
+  mesh = sharding.make_mesh(sizes)
   model = testing.tiny_model(CONFIG, mesh=mesh)
   config = optimizer.OptimizerConfig(
     learning_rate=1e-3, warmup_steps=0, clip_norm=1.0
@@ -58,14 +60,13 @@ def step(process, count, port, out):
     np.random.default_rng(0), 32, 5, 29, 12, 32, 20, 9, 25
   )
   batch = make_batch([[one] for one in documents], seq_len=32)
-  # Each process has its own rows, as from the pipeline.
-  own = slice(process * 8 // count, (process + 1) * 8 // count)
-  batch = {
-    name: jax.make_array_from_process_local_data(
-      sharding.batch_sharding(mesh), value[own]
-    )
-    for name, value in batch.items()
-  }
+  # Each process has the rows of its devices, as from the pipeline.
+  share, shares = sharding.row_share(mesh)
+  assert shares == (1 if sizes.get("context") else count)
+  own = slice(share * 8 // shares, (share + 1) * 8 // shares)
+  batch = program.place_batch(
+    {name: value[own] for name, value in batch.items()}, mesh
+  )
   with jax.set_mesh(mesh):
     state, sums = run(state, batch)
   found = {name: float(value) for name, value in sums.items()}
@@ -77,11 +78,12 @@ def step(process, count, port, out):
     np.savez(out, **found)
 
 
-def start(process, count, port, out):
+def start(process, count, port, out, sizes):
   env = environment(out.parent)
   env["PYTHONPATH"] += os.pathsep + str(ROOT / "tests")
+  arguments = process, count, port, out, json.dumps(sizes)
   return subprocess.Popen(
-    [sys.executable, __file__, str(process), str(count), str(port), str(out)],
+    [sys.executable, __file__, *map(str, arguments)],
     env=env,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
@@ -106,11 +108,17 @@ def finish(running):
 
 
 @pytest.mark.slow
-def test_two_processes_take_the_step_of_one(tmp_path):
-  # cases H3, H4
+@pytest.mark.parametrize(
+  "sizes",
+  # In the latter, each row is split between the processes.
+  [{"data": 2, "fsdp": 2}, {"context": 4}],
+  ids=str,
+)
+def test_two_processes_take_the_step_of_one(tmp_path, sizes):
+  # cases H3, H4, H8
   port = free_port()
-  running = [start(i, 2, port, tmp_path / "two.npz") for i in range(2)]
-  running.append(start(0, 1, port, tmp_path / "one.npz"))
+  running = [start(i, 2, port, tmp_path / "two.npz", sizes) for i in range(2)]
+  running.append(start(0, 1, port, tmp_path / "one.npz", sizes))
   finish(running)
   one, two = (dict(np.load(tmp_path / f"{n}.npz")) for n in ("one", "two"))
   assert one.keys() == two.keys() and one["scored"] > 20
@@ -164,5 +172,41 @@ def test_two_processes_run_the_whole_program(tmp_path):
   np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_two_processes_find_what_an_evaluation_of_the_export_finds(tmp_path):
+  # cases H3, J4
+  config = tiny_training.make_config(tmp_path)
+  path = tiny_runs.write_jsonl(tmp_path / "d.jsonl", tiny_runs.make_texts(5))
+  scored = [
+    ROOT / "scripts" / "score.py", *tiny_runs.FLAGS, f"--data={path}",
+    f"--evaluator={config.model.path}", f"--workdir={tmp_path / 'keys'}",
+    "--compilation_cache=",
+  ]  # fmt: skip
+  finish([loopback.start(scored, cwd=tmp_path)])
+  trained = [
+    ROOT / "scripts" / "train.py", f"--config={ROOT / 'configs' / 'tiny.py'}",
+    f"--model={config.model.path}", f"--data={config.data.sources[0]}",
+    f"--workdir={tmp_path / 'two'}", "--config.data.seq_len=96",
+    "--config.optimizer.steps=2", "--config.optimizer.warmup_steps=1",
+    "--compilation_cache=", "--config.eval.every=2",
+    f"--config.eval.key_tokens={tmp_path / 'keys'}",
+    f"--config.eval.sources=('{path}',)",
+    f"--config.eval.alpha={tiny_runs.ALPHA}",
+    f"--config.eval.beta={tiny_runs.BETA}",
+  ]  # fmt: skip
+  finish(loopback.start_all(trained, count=2, cwd=tmp_path))
+  (*_, last) = metrics.read_metrics(tmp_path / "two")
+  evaluated = [
+    ROOT / "scripts" / "eval.py", f"--data={path}", "--sums_only",
+    f"--keys={tmp_path / 'keys'}", f"--model={tmp_path / 'two' / 'export'}",
+    f"--workdir={tmp_path / 'eval'}", "--compilation_cache=",
+  ]  # fmt: skip
+  finish([loopback.start(evaluated, cwd=tmp_path)])
+  (result,) = files.load_results(tmp_path / "eval")
+  assert last["eval_key_tokens"] == result.n_key_tokens > 0
+  assert last["eval_ppl"] == pytest.approx(result.ppl, rel=1e-5)
+  assert last["eval_longppl"] == pytest.approx(result.longppl, rel=1e-5)
+
+
 if __name__ == "__main__":
-  step(*map(int, sys.argv[1:4]), sys.argv[4])
+  step(*map(int, sys.argv[1:4]), sys.argv[4], json.loads(sys.argv[5]))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 
-from longctx_jax.experiments.plan import collectives
+from longctx_jax.experiments.plan import collectives, search
 from longctx_jax.experiments.plan.collectives import Traffic
 from longctx_jax.experiments.plan.workloads import Workload
 from longctx_jax.model import sharding
@@ -70,6 +74,19 @@ def describe_devices(place: Slice) -> list[jax.Device]:
   return topology.devices
 
 
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+  """Keeps no programs: what is for absent chips can't be read again."""
+  before = jax.config.jax_enable_compilation_cache
+  jax.config.update("jax_enable_compilation_cache", False)
+  compilation_cache.reset_cache()  # It remembers whether it is in use.
+  try:
+    yield
+  finally:
+    jax.config.update("jax_enable_compilation_cache", before)
+    compilation_cache.reset_cache()
+
+
 def compile_program(workload: Workload, name: str, place: Slice) -> Compiled:
   """Compiles a program of a workload for a slice; nothing is run.
 
@@ -84,24 +101,46 @@ def compile_program(workload: Workload, name: str, place: Slice) -> Compiled:
   mesh = sharding.make_mesh(workload.sizes, describe_devices(place))
   title = f"the {name} of {workload.length:,} ids for {place.name}"
   try:
-    with progress.heartbeat(title, doing="compiling"):
+    with uncached(), progress.heartbeat(title, doing="compiling"):
       compiled = workload.compile(name, mesh)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    return Compiled(needed(str(error)), 0, False, {})
+    planned = search.estimate(workload, place)[name]
+    given = planned.weights + planned.optimizer
+    return Compiled(needed(str(error), given), 0, False, {})
   memory = compiled.memory_analysis()
-  temporaries = memory.temp_size_in_bytes
-  results = memory.output_size_in_bytes - memory.alias_size_in_bytes
   return Compiled(
-    peak=memory.argument_size_in_bytes + results + temporaries,
-    temporaries=temporaries,
+    peak=peak(memory),
+    temporaries=memory.temp_size_in_bytes,
     fits=True,
     traffic=collectives.count(compiled.as_text()),
   )
 
 
-def needed(message: str) -> int:
-  """Bytes that the compiler says a program takes, out of its error."""
+def peak(memory: Any) -> int:
+  """Bytes that a device has to have: arguments, results, temporaries.
+
+  Results that take the place of an argument count once. What XLA calls the
+  peak leaves out the gaps between temporaries, which a device allocates as one
+  piece; where that is more all the same, it is taken.
+
+  Args:
+    memory: of `jax.stages.Compiled.memory_analysis`.
+  """
+  results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+  given = memory.argument_size_in_bytes + results
+  return max(given + memory.temp_size_in_bytes, memory.peak_memory_in_bytes)
+
+
+def needed(message: str, given: int) -> int:
+  """Bytes that the compiler says a program takes, in its refusal; 0: unsaid.
+
+  Args:
+    message: of the error.
+    given: bytes of the arguments, which one kind of refusal leaves out.
+  """
+  if found := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
+    return given + int(float(found[1]) * _UNITS[found[2]])
   found = re.search(r"Used ([\d.]+)([KMGT]) of", message)
   return int(float(found[1]) * _UNITS[found[2]]) if found else 0

@@ -61,7 +61,7 @@ class Passes:
       loss,
       compute_dtype="float32",
       backend=_BACKEND,
-      remat=False,
+      remat="none",
     )
     key = (loss, rule, total)
     return self._get(key, function, state, batch, donate_argnums=0)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from longctx_jax.model import row_parts
+from longctx_jax.model import remat, row_parts
 from longctx_jax.model.attention_spec import AttentionSpec
 
 # An index that a loop counts.
@@ -38,14 +38,31 @@ class _Sight:
   block_k: int
   num_k: int  # key blocks
 
+  def begins(
+    self, q_segments: Int[Array, " T"] | None, k_segments: Int[Array, " S"]
+  ) -> Int[Array, " n"]:
+    """Of each query block, the first key block with one of its documents.
+
+    Documents that lie before it are passed over, and not just masked.
+    """
+    own = q_segments.reshape(-1, self.block_q)
+    keys = k_segments.reshape(-1, self.block_k)
+    apart = own.max(1)[:, None] < keys.min(1)[None]
+    apart |= own.min(1)[:, None] > keys.max(1)[None]
+    return jnp.argmin(apart, axis=1)
+
   def loop(
-    self, first: Int[Array, ""], i: _Index
+    self,
+    first: Int[Array, ""],
+    i: _Index,
+    begins: Int[Array, " n"] | None,
   ) -> tuple[_Index, Callable[[_Index], _Index]]:
     """(iterations, index -> key block) for query block i.
 
     Args:
       first: position of the first query; the spec's own is not asked.
       i: index of the block.
+      begins: see there; None where all keys are of one document.
     """
     first_row = first + i * self.block_q
     stop = (first_row + self.block_q - 1) // self.block_k + 1
@@ -55,6 +72,8 @@ class _Sight:
     if self.spec.window:
       start = jnp.maximum(0, first_row - self.spec.window + 1) // self.block_k
       start = jnp.maximum(start, sinks)
+    if begins is not None:
+      start = jnp.maximum(start, begins[i])
     start = jnp.minimum(start, stop)
     sinks = jnp.minimum(sinks, start)
     return (
@@ -138,10 +157,13 @@ def _forward(
   """One head: q [nq, rows, H], k and v [S, H] -> out, log-normaliser."""
   rows, dim = q.shape[1:]
   repeats = rows // sight.block_q
+  begins = None
+  if q_segments is not None:
+    begins = sight.begins(q_segments, k_segments)
 
   def of_block(args: tuple[Array, Array]) -> tuple[Array, Array]:
     i, q = args
-    count, key_block = sight.loop(first, i)
+    count, key_block = sight.loop(first, i, begins)
     own_segments = _segments_of(q_segments, i, sight.block_q)
 
     def step(j: _Index, carry: _Carry) -> _Carry:
@@ -188,7 +210,9 @@ def _attend_forward(
   q_segments: Int[Array, " T"] | None,
   k_segments: Int[Array, " S"] | None,
 ) -> tuple[Float[Array, "n r H"], _Saved]:
-  out, normaliser = _forward(sight, first, q, k, v, q_segments, k_segments)
+  out, normaliser = map(
+    remat.keep, _forward(sight, first, q, k, v, q_segments, k_segments)
+  )
   return out, (first, q, k, v, q_segments, k_segments, out, normaliser)
 
 
@@ -197,12 +221,15 @@ def _attend_backward(
 ) -> tuple[None, Array, Array, Array, None, None]:
   first, q, k, v, q_segments, k_segments, out, normaliser = saved
   repeats = q.shape[1] // sight.block_q
+  begins = None
+  if q_segments is not None:
+    begins = sight.begins(q_segments, k_segments)
 
   def of_block(
     carry: tuple[Array, Array], args: tuple[Array, ...]
   ) -> tuple[tuple[Array, Array], Array]:
     i, q, out, normaliser, d_out = args
-    count, key_block = sight.loop(first, i)
+    count, key_block = sight.loop(first, i, begins)
     own_segments = _segments_of(q_segments, i, sight.block_q)
     d_out = d_out.astype(jnp.float32)
     inner = jnp.sum(d_out * out.astype(jnp.float32), axis=1)
@@ -251,6 +278,13 @@ def _attend_backward(
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+def block_length() -> int:
+  """Positions of a block, on this machine."""
+  # Half of it on a CPU: products are as fast there, and less is computed of
+  # what no query sees.
+  return _BLOCK // 2 if jax.default_backend() == "cpu" else _BLOCK
+
+
 @row_parts.chunk_by_chunk
 def blockwise_attention(
   q: Float[Array, "B T N H"],
@@ -261,12 +295,33 @@ def blockwise_attention(
   first: Int[Array, ""] | None = None,
 ) -> Float[Array, "B T N H"]:
   """Causal attention; see `attention.attention` for the arguments."""
+  if segment_ids is None or first is not None:
+    return _attend_rows(q, k, v, spec, segment_ids, first)
+  # Each shard passes over the blocks that its own rows do not see.
+  return row_parts.on_shards(
+    lambda q, k, v, segment_ids, _: _attend_rows(
+      q, k, v, spec, segment_ids, None
+    ),
+    q,
+    k,
+    v,
+    segment_ids,
+    in_parts=False,
+  )
+
+
+def _attend_rows(
+  q: Float[Array, "B T N H"],
+  k: Float[Array, "B S K H"],
+  v: Float[Array, "B S K H"],
+  spec: AttentionSpec,
+  segment_ids: Int[Array, "B S"] | None,
+  first: Int[Array, ""] | None,
+) -> Float[Array, "B T N H"]:
   batch, num_q, num_heads, dim = q.shape
   num_k, kv_heads = k.shape[1:3]
   repeats = num_heads // kv_heads
-  # Half of it on a CPU: products are as fast there, and less is computed of
-  # what no query sees.
-  block = _BLOCK // 2 if jax.default_backend() == "cpu" else _BLOCK
+  block = block_length()
   block_q, block_k = min(block, num_q), min(block, num_k)
   pad_q, pad_k = -num_q % block_q, -num_k % block_k
   # An argument, and not known to the program: chunks of a row share one.
@@ -296,7 +351,13 @@ def blockwise_attention(
   per_head = jax.vmap(
     functools.partial(_attend, sight, first), in_axes=(0, 0, 0, None, None)
   )
-  out = jax.vmap(per_head)(q, k, v, q_segments, k_segments)
+  if segment_ids is None:
+    out = jax.vmap(lambda *qkv: per_head(*qkv, None, None))(q, k, v)
+  else:
+    # One after the other: their blocks are not the same.
+    out = jax.lax.map(
+      lambda row: per_head(*row), (q, k, v, q_segments, k_segments)
+    )
   out = out.reshape(batch, kv_heads, -1, block_q, repeats, dim)
   out = out.transpose(0, 2, 3, 1, 4, 5).reshape(batch, -1, num_heads, dim)
   return out[:, :num_q]

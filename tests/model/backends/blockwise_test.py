@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from support.attention_problems import CASES, assert_equals_plain, problem
 
@@ -39,3 +40,35 @@ def test_memory_grows_with_length_and_not_with_its_square():
 
   memory = jax.jit(grads).lower(q, k, k).compile().memory_analysis()
   assert memory.temp_size_in_bytes < 30 * 2**20
+
+
+def test_documents_that_lie_before_are_passed_over(monkeypatch):
+  """Not masked: what is no number there would be felt, and is not.
+
+  The steps are those of the documents alone; rows differ in theirs.
+  """
+  monkeypatch.setattr(blockwise, "_BLOCK", 32)  # 16 on a CPU.
+  lengths = [[32, 64, 16], [80, 32]]
+  segments = np.array([np.repeat(range(len(n)), n) for n in lengths])
+  rng = np.random.default_rng(0)
+  q, k, v = (
+    rng.normal(size=(2, 112, heads, 8)).astype(np.float32)
+    for heads in (4, 2, 2)
+  )
+  spec = AttentionSpec(0.3)
+  attend = jax.jit(
+    lambda *qkv: attention.attention(
+      *qkv, spec, segment_ids=jnp.asarray(segments)
+    )
+  )
+  whole = attend(q, k, v)
+  for row, parts in enumerate(lengths):
+    ends = np.cumsum(parts)
+    for start, end in zip(ends - parts, ends, strict=True):
+      own = [x[row : row + 1, start:end] for x in (q, k, v)]
+      alone = attention.attention(*own, spec)
+      np.testing.assert_allclose(whole[row, start:end], alone[0], atol=1e-6)
+      damaged = v.copy()
+      damaged[row, :start] = np.nan
+      after = attend(q, k, damaged)[row, start:end]
+      np.testing.assert_array_equal(after, whole[row, start:end])
