@@ -24,7 +24,8 @@ _LIMITS = fields.define_reports(
 )
 _SLICES = flags.DEFINE_string("slices", "", "folder of slice_<i>.txt")
 _DATA = flags.DEFINE_multi_string("data", [], "texts: file, folder or glob")
-_TOP, _READ = fields.define_selection(), fields.define_columns()
+_TOP = fields.define_selection()
+_READ = fields.define_columns()
 
 
 def main(verb, *words):

@@ -15,11 +15,13 @@ sys.path += [str(ROOT / "bench")]
 
 import against  # noqa: E402
 import floor  # noqa: E402
+import gpu  # noqa: E402
 import parts  # noqa: E402
 
-# They are of a script of its own; others define the same.
-for flag in list(flags.FLAGS.flags_by_module_dict()["parts"]):
-  delattr(flags.FLAGS, flag.name)
+# They are of scripts of their own; others define the same.
+for script in ("parts", "gpu"):
+  for flag in list(flags.FLAGS.flags_by_module_dict()[script]):
+    delattr(flags.FLAGS, flag.name)
 
 # Notes down when it begins and ends, and answers with its own name.
 WORKER = """
@@ -146,3 +148,35 @@ def test_every_part_is_measured_in_every_round(mesh):
   assert set(measured["rates"]) == {"float32", "bfloat16"}
   rates = [rate for of in measured["rates"].values() for rate in of.values()]
   assert len(rates) == 10 and min(rates) > 0 and measured["copy_rate"] > 0
+
+
+def test_an_accelerator_is_measured_part_by_part():
+  lines = {line["part"]: line for line in gpu.measure(gpu.TINY, 1e4)}
+  assert list(lines) == list(gpu.PARTS)
+  assert not any({"failed", "left_out"} & set(line) for line in lines.values())
+  rated = [lines["scoring"], lines["longce_step"]]
+  assert all(len(one["seconds"]) == 3 for one in rated)
+  expected = flops.forward_flops(gpu.TINY.config, 96)
+  median = sorted(lines["scoring"]["seconds"])[1]
+  assert lines["scoring"]["tflops_per_s"] == pytest.approx(
+    expected / median / 1e12
+  )
+  # The peak of a CPU is not known.
+  assert lines["scoring"]["mfu"] is None
+  assert lines["scoring"]["busy_share"] > 0
+  # Rounding, and no more; see the same of whole models.
+  assert 1e-4 < lines["parity"]["rms_nats"] < 0.1
+  # The loss of ids that are random.
+  assert 4 < lines["longce_step"]["loss"] < 9
+  assert lines["longce_step"]["windows"] == 4
+
+
+def test_a_part_that_has_no_time_is_left_out(monkeypatch):
+  def fail(shape, mesh):
+    raise MemoryError("no room\nfor it")
+
+  monkeypatch.setitem(gpu.PARTS, "scoring", fail)
+  scoring, parity, step = gpu.measure(gpu.TINY, 185.0)
+  assert scoring["failed"] == "MemoryError: no room"
+  assert "rms_nats" in parity
+  assert step["left_out"].endswith("of 185, and it may take 210")

@@ -19,6 +19,8 @@ from support.command_line import ROOT
 from longctx_jax import testing
 from longctx_jax.experiments.plan import compiler, search, workloads
 from longctx_jax.model import loaded, sharding
+from longctx_jax.model.attention_spec import AttentionSpec
+from longctx_jax.model.backends import splash
 from longctx_jax.model.rope import RopeConfig
 from longctx_jax.paper.windows import Windows
 from longctx_jax.runtime import chips
@@ -195,6 +197,31 @@ def test_the_long_pass_of_llama31_8b_gathers_whole_kernels(topology_mesh):
   assert count_gathers_within_products(text) >= 5
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("length", [4096, 32768, 131072])
+@pytest.mark.parametrize("chips", ["v5e:2x2", "v5p:2x2x1"])
+def test_splash_fits_with_its_blocks(topology_mesh, chips, length, head_dim):
+  """Forward, and both kernels of the backward pass."""
+  mesh = topology_mesh(chips, {"fsdp": 4})
+  q, k = (
+    jax.ShapeDtypeStruct(
+      (4, length, heads, head_dim),
+      jnp.bfloat16,
+      sharding=sharding.batch_sharding(mesh),
+    )
+    for heads in (2, 1)
+  )
+
+  def loss(q, k, v):
+    spec = AttentionSpec(scale=0.1)
+    out = splash.splash_attention(q, k, v, spec, None)
+    return out.astype(jnp.float32).sum()
+
+  with jax.set_mesh(mesh):
+    compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k).compile()
+  assert count_kernels(compiled) == 3
+
+
 def test_gradients_through_layers_with_windows_and_sinks(mesh):
   config = testing.tiny_config(
     vocab_size=264, head_dim=80, windows=(0, 300), sink_len=4
@@ -235,7 +262,7 @@ def compile_workload(config, name, place, *, within):
   memory = compiled.memory_analysis()
   given = planned.weights + planned.optimizer
   # The rest is the batch.
-  assert 0 < memory.argument_size_in_bytes - given < GIB / 64
+  assert 0 < memory.argument_size_in_bytes - given < GIB / 32
   found = compiler.peak(memory)
   print(f"planned {planned.peak / GIB:.2f} GiB, compiled {found / GIB:.2f}")
   assert found / search.MARGIN < planned.peak < found * search.MARGIN

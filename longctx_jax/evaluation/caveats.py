@@ -33,7 +33,7 @@ def find(
   *,
   manifest: Manifest | None = None,
   max_length: int | None = None,
-  weight_format: str | None = None,
+  model: Mapping[str, Any] | None = None,
 ) -> list[str]:
   """One sentence each, what is left out first.
 
@@ -42,21 +42,25 @@ def find(
     scores: document scores of the key-token store, where it has any.
     manifest: of the key tokens; None where nobody asks how they were made.
     max_length: ids that the model reads; None where it ran elsewhere.
-    weight_format: of the model; None where it ran elsewhere.
+    model: what is known of it; None where it ran elsewhere.
   """
   return [
     *_left_out(documents, max_length),
     *_of_key_tokens(documents, scores),
     *_coverage(documents),
     *(rope_tables(documents, manifest) if manifest else []),
-    *_rounded(manifest.weight_format if manifest else None, weight_format),
+    *_rounded("the evaluator", manifest.to_json() if manifest else {}),
+    *_rounded("this model", model or {}),
   ]
 
 
-def _rounded(evaluator: str | None, model: str | None) -> list[str]:
-  whose = {"the evaluator": evaluator, "this model": model}
-  found = [who for who, form in whose.items() if int8.is_named(form)]
-  return [f"the kernels of {who} are rounded to int8" for who in found]
+def _rounded(who: str, facts: Mapping[str, Any]) -> list[str]:
+  found = []
+  if int8.is_named(facts.get("weight_format")):
+    found.append(f"the kernels of {who} are rounded to int8")
+  if facts.get("dtype") not in (None, "float32"):
+    found.append(f"{who} ran in {facts['dtype']}")
+  return found
 
 
 def _left_out(

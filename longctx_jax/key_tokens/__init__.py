@@ -5,9 +5,12 @@ Doors, for other rooms:
   record: key tokens of one document, at their thresholds
   store: a folder of them, to be read
   slices: the slice files that the reference published
+  span_file: spans that were found elsewhere
   writer: writes one, also by several processes at once
   merging: several stores into one
   selection: the documents of a corpus with the highest scores
+  summary: what a store holds, in numbers
+  card: the README.md beside a store
 
 Inside:
   columns: what each column is
@@ -20,7 +23,10 @@ __all__ = [
   "record",
   "store",
   "slices",
+  "span_file",
   "writer",
   "merging",
   "selection",
+  "summary",
+  "card",
 ]

@@ -6,6 +6,7 @@ import os
 import pathlib
 from collections.abc import Iterator, Sequence
 
+from longctx_jax.key_tokens import card
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens import writer as writer_lib
 from longctx_jax.key_tokens.record import KeyTokens
@@ -68,6 +69,7 @@ def merge(
     documents = _documents(stores)
     while rows := list(itertools.islice(documents, _ROWS)):
       writer.write(rows)
+  card.write(output)
   return store_lib.read_store(folder)
 
 

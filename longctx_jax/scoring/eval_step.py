@@ -6,6 +6,7 @@ summed there. Where sums are all that is wanted, `eval_step` adds them up first.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -104,7 +105,8 @@ def make_eval_step(
 
   A sum is a pair of float32, to be added in float64: the sum as float32 gives
   it, and what that left out. So it is exact to some 1e-12 of itself however
-  long the row is, where float32 alone is to 1e-4.
+  long the row is; float32 alone depends on the order, and added one by one is
+  off by 2e-6 at 32,768 losses.
 
   Returns of each row: `nll`, `key_nll`, `gap` [2, B] and the running sum of the
   key losses at `ends`, `region_nll` [2, B, R]; `tokens` and `key_tokens` [B];
@@ -221,6 +223,8 @@ class Summer:
     """
     rows = sharding.row_ways(self.model.mesh)
     waiting: dict[int, list[SumJob]] = {}
+    # The devices have the next batch while the host reads the sums of one.
+    under_way: collections.deque[tuple[list[SumJob], Any]] = collections.deque()
     for job in jobs:
       if not isinstance(job, SumJob):
         yield job
@@ -229,26 +233,33 @@ class Summer:
       batch = waiting.setdefault(length, [])
       batch.append(job)
       if len(batch) == rows:
-        yield from self._run(length, rows, waiting.pop(length))
+        del waiting[length]
+        under_way.append(self._start(length, rows, batch))
+        if len(under_way) > 1:
+          yield from self._finish(*under_way.popleft())
     for length, batch in waiting.items():
-      yield from self._run(length, rows, batch)
+      under_way.append(self._start(length, rows, batch))
+      yield from self._finish(*under_way.popleft())
+    for batch, out in under_way:
+      yield from self._finish(batch, out)
 
-  def _run(
-    self, length: int, rows: int, jobs: list[SumJob]
+  def _finish(
+    self, jobs: list[SumJob], out: dict[str, jax.Array]
   ) -> Iterator[Summed]:
-    ends = [_region_ends(job.key_mask) for job in jobs]
-    out = self._call(length, _batch_of(jobs, ends, length, rows))
+    """The sums of a batch, once the devices have them."""
+    found = jax.device_get(out)
     tokens = sum(len(job.ids) - 1 for job in jobs)
     self.usage.tokens += tokens
     self.usage.needed += tokens
-    self.usage.fed += rows * length
     for row, job in enumerate(jobs):
-      count = len(job.ids) - 1
-      yield Summed(job, _sums_of(out, row, count, len(ends[row])))
+      yield Summed(job, _sums_of(found, row, job))
 
-  def _call(
-    self, length: int, batch: dict[str, np.ndarray]
-  ) -> dict[str, np.ndarray]:
+  def _start(
+    self, length: int, rows: int, jobs: list[SumJob]
+  ) -> tuple[list[SumJob], dict[str, jax.Array]]:
+    """Hands a batch to the devices; compilation is timed apart."""
+    batch = _batch_of(jobs, length, rows)
+    self.usage.fed += rows * length
     split = sharding.row_sharding(self.model.mesh)
     placed = sharding.place_rows(batch, split)
     with jax.set_mesh(self.model.mesh):
@@ -263,7 +274,7 @@ class Summer:
           self.compiled[length] = lowered.compile()
         self.usage.compilations += 1
         self.usage.compile_seconds += time.monotonic() - start
-      return jax.device_get(self.compiled[length](self.model.params, placed))
+      return jobs, self.compiled[length](self.model.params, placed)
 
 
 def _region_ends(key_mask: Bool[np.ndarray, " T"]) -> np.ndarray:
@@ -274,7 +285,7 @@ def _region_ends(key_mask: Bool[np.ndarray, " T"]) -> np.ndarray:
 
 
 def _batch_of(
-  jobs: list[SumJob], ends: list[np.ndarray], length: int, rows: int
+  jobs: list[SumJob], length: int, rows: int
 ) -> dict[str, np.ndarray]:
   regions = -(-length // _REGION_TARGETS)
   batch = {
@@ -289,14 +300,15 @@ def _batch_of(
     batch["ids"][row, :count] = job.ids
     batch["lengths"][row] = count
     batch["key"][row, : count - 1] = job.key_mask
-    batch["ends"][row, : len(ends[row])] = ends[row]
+    ends = _region_ends(job.key_mask)
+    batch["ends"][row, : len(ends)] = ends
     batch["expected"][row, : count - 1] = job.expected
   return batch
 
 
-def _sums_of(
-  out: Mapping[str, np.ndarray], row: int, count: int, regions: int
-) -> Sums:
+def _sums_of(out: Mapping[str, np.ndarray], row: int, job: SumJob) -> Sums:
+  count = len(job.ids) - 1
+  regions = intervals.count_regions(job.key_mask)
   if out["fault"][row] < count:
     return Sums(
       0.0, (), 0.0, (int(out["fault"][row]), float(out["fault_value"][row]))

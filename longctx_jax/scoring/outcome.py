@@ -9,6 +9,7 @@ from absl import logging
 
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
+from longctx_jax.key_tokens.summary import Summary
 from longctx_jax.scoring import protocol
 
 # Of which the evaluator read nothing.
@@ -43,12 +44,14 @@ def report(store: KeyTokenStore, wanted: Collection[str]) -> None:
   Raises:
     ValueError: there are documents, and none could be scored.
   """
+  found = Summary()
   counts: collections.Counter[str] = collections.Counter()
   cut: list[KeyTokens] = []
   first: dict[str, KeyTokens] = {}
   longest = 0
   for doc_id in wanted:
     row = store.get(doc_id)
+    found.add_key_tokens(row)
     counts[row.reason or "with key tokens"] += 1
     first.setdefault(row.reason, row)
     cut += [row] if row.truncated else []
@@ -57,6 +60,8 @@ def report(store: KeyTokenStore, wanted: Collection[str]) -> None:
       longest = max(longest, n_text)
   said = ", ".join(f"{n:,} {reason}" for reason, n in sorted(counts.items()))
   logging.info("documents: %s", said)
+  if found.total:
+    logging.info("%s", found)
   total, max_length = len(wanted), store.manifest.max_length
   if cut:
     full = sum(row.n_tokens_full for row in cut)
@@ -77,9 +82,11 @@ def report(store: KeyTokenStore, wanted: Collection[str]) -> None:
     )
   if counts["failed"]:
     logging.warning(
-      "%s of %s documents failed, %r first; the same command tries them again",
+      "%s of %s documents failed (%s), %r first; the same command tries them "
+      "again",
       f"{counts['failed']:,}",
       f"{total:,}",
+      ", ".join(f"{n:,} {why}" for why, n in found.causes.most_common()),
       first["failed"].doc_id,
     )
   if total and counts["too_short"] == total:

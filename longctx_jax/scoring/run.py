@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from absl import logging
 from ml_collections import ConfigDict
 
+from longctx_jax.key_tokens import card
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens import writer as writer_lib
 from longctx_jax.key_tokens.manifest import Manifest
@@ -105,6 +106,7 @@ def score_corpus(
   # A store of log-probs may have been started under other thresholds.
   store = store.with_thresholds(config.longppl.alpha, config.longppl.beta)
   outcome.report(store, wanted)
+  card.write(workdir)
   return store
 
 

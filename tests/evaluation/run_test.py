@@ -40,7 +40,9 @@ from longctx_jax.text import corpus as corpus_lib
 
 TEXTS = make_texts()
 # Of the run, not of the model: a repeated run may take other ones.
-OF_THE_RUN = {"seconds", "tokens_per_second", "padding_share", "n_reused"}
+OF_THE_RUN = {
+  "seconds", "tokens_per_second", "padding_share", "n_reused", "made",
+}  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("scorers")
 
@@ -478,6 +480,29 @@ def test_weights_in_int8_are_another_model_of_the_same_checkpoint(
   assert "the kernels of the evaluator are rounded to int8" in found.warnings
 
 
+def test_a_result_says_in_which_dtype_it_was_made(tmp_path, made, config):
+  """In its file, and in every table; float32 goes without saying."""
+  path, said = str(made / "m1"), "this model ran in bfloat16"
+  config.models = (f"exact={path}",)
+  (exact,) = run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert said not in exact.warnings and exact.model["dtype"] == "float32"
+  config.models, config.scoring.dtype = (f"half={path}",), "bfloat16"
+  (half,) = run_lib.evaluate(config, workdir=tmp_path / "w")
+  assert said in half.warnings and half.model["dtype"] == "bfloat16"
+  assert half.ppl == pytest.approx(exact.ppl, rel=0.05)
+  assert half.ppl != exact.ppl
+  stored = files.load_results(tmp_path / "w")
+  for fmt in ("text", "markdown", "csv"):
+    table = comparison.compare_table(stored, fmt=fmt)
+    assert table.count(said) == 1
+  assert f"half: {said}" in comparison.compare_table(stored, fmt="text")
+  config.update_from_flattened_dict(
+    {"key_tokens": "", "evaluator": str(made / "m0")}
+  )
+  (found,) = run_lib.evaluate(config, workdir=tmp_path / "keys_too")
+  assert "the evaluator ran in bfloat16" in found.warnings
+
+
 def rounded(weights, form):
   """Weights as a bf16 export holds them, or as 8 bits a weight do."""
   if form == "bf16":
@@ -638,6 +663,11 @@ def test_a_killed_evaluation_ends_as_one_that_was_not(tmp_path, made):
   ]  # fmt: skip
   # At most the one whose line the ledger had not got yet.
   assert len(rewritten) <= 1
+  kept = [
+    pq.read_table(folder / "log_probs" / "m1.parquet")
+    for folder in (tmp_path / "whole", killed)
+  ]
+  assert len(kept[0]) == 40 and kept[0].equals(kept[1])
   results = [
     read_strict(folder / "results" / "m1.json")
     for folder in (tmp_path / "whole", killed)

@@ -1,5 +1,6 @@
 """Policies for the backward pass: equal gradients, and what is run again."""
 
+import dataclasses
 import functools
 
 import jax
@@ -75,14 +76,20 @@ def count(jaxpr, name):
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 @pytest.mark.parametrize(
   ("backend", "kernel", "forward", "backward"),
-  [("blockwise", "while", 1, 1), ("splash", "pallas_call", 1, 2)],
+  [
+    ("blockwise", "while", 1, 1),
+    ("splash", "pallas_call", 1, 2),
+    ("cudnn", "dot_product_attention_fwd_wrapper", 1, 0),
+  ],
 )
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.usefixtures("interpreted", "pretended_cudnn")
 def test_attention_is_run_again_by_one_policy_alone(
   mesh, name, backend, kernel, forward, backward
 ):
   config = config_json.from_hf(family_cases.CASES[name], source=name)
-  model = testing.tiny_model(config, mesh=mesh)
+  config = dataclasses.replace(config, head_dim=16)
+  dtype = "bfloat16" if backend == "cudnn" else "float32"
+  model = testing.tiny_model(config, mesh=mesh, dtype=jnp.dtype(dtype))
   kinds = len(set(config.layer_kinds))
   for policy in remat.POLICIES:
     jaxpr = jax.make_jaxpr(gradient, static_argnums=(0, 2, 3))(

@@ -6,6 +6,7 @@ import pytest
 from support.attention_problems import CASES, assert_equals_plain, problem
 
 from longctx_jax.model import attention
+from longctx_jax.model.attention_spec import AttentionSpec
 from longctx_jax.model.backends import cudnn
 
 
@@ -40,3 +41,24 @@ def test_cudnn_refuses_what_it_has_not(rng, case, dtype, named):
   qkv, kwargs = problem(rng, case, dtype=dtype)
   with pytest.raises(ValueError, match=f"not do {named}.*use 'blockwise'"):
     attention.attention(*qkv, **kwargs, backend="cudnn")
+
+
+@pytest.mark.usefixtures("pretended_cudnn")
+@pytest.mark.parametrize(
+  ("length", "rows", "window"), [(200, 200, 0), (200, 70, 64), (128, 128, 0)]
+)
+def test_the_kernels_of_cudnn_are_in_the_lowered_program(length, rows, window):
+  q, k = (
+    jax.ShapeDtypeStruct((1, size, heads, 64), jnp.bfloat16)
+    for size, heads in ((rows, 4), (length, 2))
+  )
+  spec = AttentionSpec(scale=0.1, q_offset=length - rows, window=window)
+
+  def total(q, k, v):
+    out = attention.attention(q, k, v, spec, backend="cudnn")
+    return out.astype(jnp.float32).sum()
+
+  traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(q, k, k)
+  text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert text.count("@__cudnn$fmhaSoftmax(") == 1
+  assert text.count("@__cudnn$fmhaSoftmaxBackward(") == 1

@@ -126,3 +126,23 @@ def test_the_self_check_passes_splash():
   function = functools.partial(splash.splash_attention, interpret=True)
   config = testing.tiny_config(windows=(0, 100), sink_len=9)
   assert not attention.find_fault(function, config, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+  ("length", "head_dim", "window", "block"),
+  [
+    (4096, 128, 0, 512),
+    (32768, 64, 0, 1024),
+    (32768, 128, 0, 1024),
+    (32768, 256, 0, 512),
+    # What a block reaches beyond a window is computed in vain.
+    (32768, 128, 4096, 512),
+    # Padded by at most an eighth.
+    (4 * 1024 + 1, 64, 0, 512),
+    (600, 64, 0, 128),
+    # The table of pairs of blocks has to fit.
+    (131073, 256, 512, 1024),
+  ],
+)
+def test_blocks_grow_where_they_cost_little(length, head_dim, window, block):
+  assert splash.block_size(length, head_dim, window) == block
