@@ -17,9 +17,8 @@ ROWS = {
   "A": 14, "B": 7, "C": 9, "D": 8, "F": 9, "G": 9, "H": 9, "I": 9, "J": 10,
   "L": 7,
 }  # fmt: skip
-# Chat prompts and generated benchmarks, which there are none of here; H8, the
-# context axis, which nothing is split over yet.
-OUTSIDE = {"A12", "B3", "B4", "H8", "J7", "J8"}
+# Chat prompts and generated benchmarks, which there are none of here.
+OUTSIDE = {"A12", "B3", "B4", "J7", "J8"}
 
 CASES = {
   "A1": """
@@ -241,6 +240,12 @@ CASES = {
   "H7": """
     training/state_test::test_the_start_does_not_depend_on_the_mesh
     training/step_test::test_every_mesh_has_the_loss_and_gradients_of_one_device""",
+  "H8": """
+    model/row_parts_test::test_attention_in_parts_is_that_of_whole_rows
+    model/row_parts_test::test_a_model_in_parts_is_the_same
+    model/row_parts_test::test_parts_whose_positions_start_anew_are_caught
+    model/row_parts_test::test_rope_that_starts_anew_on_each_shard_is_caught
+    training/step_test::test_split_rows_have_the_loss_and_gradients_of_one_device""",
   "H9": "training/checkpoint_test::test_twenty_saves_leave_no_memory_behind",
   "I1": """
     training/rows_test::test_a_packed_row_holds_each_document_whole_and_once
