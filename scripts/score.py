@@ -6,6 +6,8 @@ r"""Scores a corpus with an evaluator: key tokens and long-context scores.
     --shard auto
   python scripts/score.py --evaluator E --data my.jsonl --workdir runs/try \
     --limit 20 --config.longppl.short_len=1024
+  python scripts/score.py --evaluator NAME --data D --log_probs L.parquet \
+    --workdir runs/keys
 
 The same command goes on where a run was stopped. --shard auto shares the work
 of a job array; --distributed runs a model that is too large for one host.
@@ -16,8 +18,9 @@ import os
 from absl import flags
 
 from longctx_jax import commands, fields
+from longctx_jax.evaluation import foreign_keys
 from longctx_jax.runtime import shards
-from longctx_jax.scoring import run, setup
+from longctx_jax.scoring import setup
 
 _CONFIG = commands.define_config("longppl.py", fields.METRIC)
 _FIELDS = fields.define_data()
@@ -27,6 +30,7 @@ _COLUMNS = flags.DEFINE_list("columns", None, "columns that pass through")
 _CHUNK = flags.DEFINE_integer("chunk_len", None, "cut as training cuts: T")
 _CUTTER = flags.DEFINE_string("chunk_tokenizer", None, "whose ids T counts")
 _DETAIL = flags.DEFINE_string("detail", None, "tokens, keys or scores")
+_LOG_PROBS = flags.DEFINE_string("log_probs", "", "Parquet from elsewhere")
 _SHARD = flags.DEFINE_string("shard", "0/1", "of the documents: i/n, auto")
 _PRUNE = flags.DEFINE_bool("prune", False, "remove what --data lacks")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "start the store anew")
@@ -51,15 +55,13 @@ def main():
 
 
 def _score(config, options):
-  store = run.score_corpus(config, workdir=_WORKDIR.value, **options)
-  print(f"{len(store):,} documents in {_WORKDIR.value}/key_tokens")
-  workdir = _WORKDIR.value
+  workdir, options["log_probs"] = _WORKDIR.value, _LOG_PROBS.value
+  store = foreign_keys.score_corpus(config, workdir=workdir, **options)
+  print(f"{len(store):,} documents in {workdir}/key_tokens")
+  same = fields.given(*fields.OF_DOCUMENTS)
+  command = f"eval.py --keys {workdir} {same} --model MODEL --workdir runs/eval"
   if config.data.chunk_len:
     command = f"train.py --config CONFIG --keys {workdir} --workdir runs/train"
-  else:
-    same = fields.given(*fields.OF_DOCUMENTS)
-    command = f"eval.py --keys {workdir} {same} --model MODEL"
-    command += " --workdir runs/eval"
   print(f"next: python scripts/{command}")
 
 

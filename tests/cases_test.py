@@ -221,11 +221,15 @@ CASES = {
   "H3": """
     scoring/scorer_test::test_devices_change_nothing
     training/step_test::test_every_mesh_has_the_loss_and_gradients_of_one_device
-    training/train_processes_test::test_two_processes_take_the_step_of_one""",
+    training/train_processes_test::test_two_processes_take_the_step_of_one
+    scoring/eval_step_test::test_sums_are_the_same_on_any_mesh
+    scoring/shared_test::test_several_processes_write_the_rows_of_one""",
   "H4": """
     runtime/processes_test::test_one_process_joins_nobody
     runtime/processes_test::test_processes_that_do_not_come_are_reported
-    training/train_processes_test::test_two_processes_run_the_whole_program""",
+    training/train_processes_test::test_two_processes_run_the_whole_program
+    scoring/shared_test::test_all_scorers_get_one_stream_of_jobs
+    runtime/watch_test::test_a_killed_process_ends_one_that_hangs""",
   "H5": """
     training/data_test::test_resuming_is_exact_on_any_number_of_processes
     training/run_test::test_a_run_that_goes_on_elsewhere_ends_alike
@@ -320,7 +324,8 @@ CASES = {
     scoring/run_test::test_a_killed_run_ends_as_one_that_was_not
     scoring/run_test::test_a_finished_document_is_not_scored_again
     evaluation/run_test::test_a_killed_evaluation_ends_as_one_that_was_not
-    evaluation/files_test::test_a_torn_last_line_costs_its_document_alone""",
+    evaluation/files_test::test_a_torn_last_line_costs_its_document_alone
+    scoring/shared_test::test_a_killed_process_ends_the_others_and_the_run_goes_on""",
   "L4": "evaluation/run_test::test_the_rows_per_token_sum_to_the_result",
   "L5": """
     commands_test::test_a_mistake_is_one_line_and_status_2

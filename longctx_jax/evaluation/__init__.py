@@ -4,6 +4,7 @@ Doors, for other rooms:
   passes: one model over documents: sums per document
   results: the result of a model: documents pooled, JSON
   foreign: log-probs that another engine computed
+  foreign_keys: the same as key tokens
   log_probs: what a model gave to each target, kept in one file
   identity: what a number belongs to
   files: what an evaluation writes and reads
@@ -20,6 +21,7 @@ __all__ = [
   "passes",
   "results",
   "foreign",
+  "foreign_keys",
   "log_probs",
   "identity",
   "files",

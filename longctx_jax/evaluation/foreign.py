@@ -169,11 +169,11 @@ def result_from_log_probs(
       "of another part of the text"
     )
   offsets, log_probs = offsets[kept], log_probs[kept]
-  read = _read_by_another(text[: keys.n_chars], offsets)
+  read = read_by_another(text[: keys.n_chars], offsets)
   return passes.document_result(keys, text, offsets, log_probs, read=read)
 
 
-def _read_by_another(
+def read_by_another(
   text: str, offsets: Int[np.ndarray, "T 2"]
 ) -> tuple[int, int]:
   """Characters that an engine read, as far as its log-probs show it.

@@ -9,7 +9,7 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
-from longctx_jax.key_tokens import record, slices
+from longctx_jax.key_tokens import record, slices, span_file
 from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
@@ -17,6 +17,7 @@ from longctx_jax.runtime import settings
 from longctx_jax.text.corpus import Corpus, Document
 
 _SLICES = "slices:"
+_SPANS = "spans:"
 _THRESHOLDS = ("alpha", "beta")
 
 
@@ -26,8 +27,9 @@ def open_keys(
   """The key tokens that the config names, under its thresholds.
 
   `config.key_tokens` is a workdir that was scored, its key_tokens folder, or
-  "slices:FOLDER" for the reference's slice files. Windows, protocol and
-  evaluator are the store's; so are the thresholds, unless they were named.
+  "slices:FOLDER" for the reference's slice files, or "spans:FILE". Windows,
+  protocol and evaluator are the store's; so are the thresholds, unless they
+  were named.
 
   Args:
     config: as configs/longppl.py.
@@ -44,6 +46,9 @@ def open_keys(
   if config.key_tokens.startswith(_SLICES):
     folder = config.key_tokens.removeprefix(_SLICES)
     store = slices.read_slice_store(folder, corpus)
+  elif config.key_tokens.startswith(_SPANS):
+    file = config.key_tokens.removeprefix(_SPANS)
+    store = span_file.read_span_store(file, corpus)
   else:
     store = store_lib.read_store(config.key_tokens)
   asked = {name: config.longppl[name] for name in _THRESHOLDS}

@@ -5,6 +5,7 @@ Doors, for other rooms:
   record: key tokens of one document, at their thresholds
   store: a folder of them, to be read
   slices: the slice files that the reference published
+  span_file: spans that were found elsewhere
   writer: writes one, also by several processes at once
   merging: several stores into one
   selection: the documents of a corpus with the highest scores
@@ -22,6 +23,7 @@ __all__ = [
   "record",
   "store",
   "slices",
+  "span_file",
   "writer",
   "merging",
   "selection",

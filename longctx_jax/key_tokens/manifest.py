@@ -28,7 +28,7 @@ _OPTIONAL = {
 }
 # What no log-prob depends on: how the weights are spelled, and by which
 # software and revision they came. For slice files the name is all there is.
-_RECORDED = {"evaluator", "revision", "versions", "format_version"}
+_RECORDED = {"evaluator", "revision", "versions", "format_version", "source"}
 _THRESHOLDS = {"alpha", "beta"}
 _REMEDY = "Restore it, or start anew with --overwrite."
 
@@ -61,7 +61,7 @@ class Manifest:
     chunk_len: targets of a chunk, where documents were cut for training.
     chunk_tokenizer: fingerprint of the tokenizer that they were cut by.
     numerics: NUMERICS of the version that scored; files of before have none.
-    source: slice files that were read.
+    source: slice files, or log-probs of another engine, that were read.
   """
 
   evaluator: str

@@ -40,7 +40,9 @@ from longctx_jax.text import corpus as corpus_lib
 
 TEXTS = make_texts()
 # Of the run, not of the model: a repeated run may take other ones.
-OF_THE_RUN = {"seconds", "tokens_per_second", "padding_share", "n_reused"}
+OF_THE_RUN = {
+  "seconds", "tokens_per_second", "padding_share", "n_reused", "made",
+}  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("scorers")
 
