@@ -27,7 +27,7 @@ from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.runtime import failures
 from longctx_jax.runtime.shards import WHOLE, Shard
-from longctx_jax.scoring import finder, outcome, protocol, run, scorer, setup
+from longctx_jax.scoring import finder, protocol, run, scorer, setup
 from longctx_jax.text.corpus import Document
 
 # Beside those of `foreign.COLUMNS`.
@@ -72,6 +72,7 @@ def score_corpus(
   if not log_probs:
     return run.score_corpus(config, **options)
   setup.check_config(config)
+  run.check_scope(config, shard, overwrite, prune)
   if not config.evaluator:
     raise ValueError(f"{log_probs}: --evaluator names the model that it is of")
   if config.data.chunk_len:
@@ -101,10 +102,7 @@ def score_corpus(
     if prune:
       logging.info("%d documents of before pruned", len(writer.prune(wanted)))
     store = store_lib.read_store(folder)
-  outcome.require_all(store, wanted)
-  store = store.with_thresholds(config.longppl.alpha, config.longppl.beta)
-  outcome.report(store, wanted)
-  return store
+  return run.finish(config, store, wanted, workdir)
 
 
 def _manifest(config: ConfigDict, rows: _Rows) -> Manifest:

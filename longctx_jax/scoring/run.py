@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -64,7 +64,7 @@ def score_corpus(
       scored. Or none that could be scored, or one that is missing at the end.
   """
   setup.check_config(config)
-  _check_scope(config, shard, overwrite, prune)
+  check_scope(config, shard, overwrite, prune)
   corpus = setup.open_corpus(config).shard(shard)
   if not config.evaluator and evaluator is None:
     raise ValueError("no evaluator is named: give the model to score with")
@@ -102,6 +102,20 @@ def score_corpus(
       gone = writer.prune(wanted)
       logging.info("%d documents of before pruned", len(gone))
     store = store_lib.read_store(folder)
+  return finish(config, store, wanted, workdir)
+
+
+def finish(
+  config: ConfigDict,
+  store: store_lib.KeyTokenStore,
+  wanted: Sequence[str],
+  workdir: str | pathlib.Path,
+) -> store_lib.KeyTokenStore:
+  """The store under the config's thresholds; says what became of documents.
+
+  Raises:
+    ValueError: one of the wanted documents is missing, or none was scored.
+  """
   outcome.require_all(store, wanted)
   # A store of log-probs may have been started under other thresholds.
   store = store.with_thresholds(config.longppl.alpha, config.longppl.beta)
@@ -110,7 +124,7 @@ def score_corpus(
   return store
 
 
-def _check_scope(
+def check_scope(
   config: ConfigDict, shard: Shard, overwrite: bool, prune: bool
 ) -> None:
   """Raises ValueError where a part of the documents would undo the others."""
