@@ -27,21 +27,14 @@ FILLED = {"ZONE": "us-east5-a", "REPOSITORY": "https://host/it", "IMAGE": "i"}
 
 
 def lines_of(tool):
-  """Command lines that begin with a word; quotes may span lines."""
-  found = []
-  for block in BLOCKS:
-    for start in re.finditer(rf"^{tool} ", block, re.M):
-      lexer = shlex.shlex(block[start.start() :], posix=True)
-      lexer.whitespace, lexer.whitespace_split = " \t\r", True
-      words = []
-      for word in lexer:
-        head, newline, _ = word.partition("\n")
-        if newline and not word.startswith("\n  "):
-          words.append(head)
-          break
-        words.append(word)
-      found.append([word for word in words if word.strip()])
-  return found
+  """Its command lines; a quoted word may go on in the next line."""
+  return [
+    shlex.split(line)
+    for block in BLOCKS
+    if block.startswith(f"{tool} ")
+    for line in re.split(rf"^(?={tool} )", block, flags=re.M)
+    if line
+  ]
 
 
 def scripts():

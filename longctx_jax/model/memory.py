@@ -152,15 +152,13 @@ def forward(
     weights: bytes of the parameters on a device.
     rounded: whether kernels are in 8 bits, whose product leaves gate and up in
       one array.
-    is_short: a pass over windows, which does so too; the head is gathered
-      while its last layer runs.
+    is_short: a pass over windows, which does so too.
   """
   a = activations
   mlp = a.mlp if rounded or is_short else 2 * a.mlp
   layer = 2 * a.hidden + max(mlp, a.gathered + 2 * a.heads) + 2 * a.matrix
-  head = 2 * a.hidden + a.table
-  most = layer + a.table if is_short else max(layer, head)
-  return Memory(weights, 0, most)
+  head = 2 * a.hidden + 2 * a.table  # The embedding is gathered as well.
+  return Memory(weights, 0, max(layer, head))
 
 
 def step(
