@@ -5,13 +5,14 @@ BIN := .venv/bin
 PYTEST := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache \
   PYTHONPATH=$(CURDIR) $(BIN)/python -m pytest
 FAST := not slow and not torch and not golden and not tpu_compile and \
-  not transformers4 and not tokenizers and not notebook
+  not transformers4 and not tokenizers and not notebook and \
+  not browser
 TOKENIZERS := llama2 llama3_1 qwen3 gemma3 deepseek_v3
 GOLDEN_DIR ?=
 
 .PHONY: demo test test-slow test-parity test-golden test-latest
 .PHONY: test-data-tools test-transformers4 test-tokenizers
-.PHONY: test-notebook test-launch test-tpu-compile lint docs bench clean
+.PHONY: test-browser test-notebook test-launch test-tpu-compile lint docs bench clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py --workdir runs/demo --overwrite
@@ -52,6 +53,10 @@ test-data-tools: .venv-data-tools/ready
 	$(subst $(BIN),.venv-data-tools/bin,$(PYTEST)) -q \
 	  tests/key_tokens/data_tools_test.py
 
+# The report in Chromium of the system's packages.
+test-browser: .venv/browser
+	$(PYTEST) -q -m browser tests/browser_test.py
+
 # The notebook as Jupyter runs it, and its numbers.
 test-notebook: .venv/notebook
 	$(PYTEST) -q -m notebook tests/notebook_test.py
@@ -86,6 +91,10 @@ bench: .venv/ready .venv-parity/ready
 
 .venv/docs: .venv/ready requirements-docs.txt
 	$(BIN)/pip install -q -r requirements-docs.txt
+	touch $@
+
+.venv/browser: .venv/ready requirements-browser.txt
+	$(BIN)/pip install -q -r requirements-browser.txt
 	touch $@
 
 .venv/notebook: .venv/ready requirements-notebook.txt

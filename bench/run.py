@@ -1,6 +1,6 @@
 """Compares this project with the paper's own code, alternating, on one core.
 
-Run it alone on the machine; the default takes about 25 minutes:
+Run it alone on the machine; the default takes about half an hour:
 
   python bench/run.py --reference_python=.venv-parity/bin/python
 
@@ -8,7 +8,9 @@ In every pair the reference runs as it is, then this project, then the
 reference with MKL's vendor check lifted: on AMD, MKL would else leave half of
 the processor's arithmetic unused. Float32, one thread, a fresh process each;
 where the processor has AMX, a pair in bfloat16 as well. Before them stands how
-far each part of this project's work is from the machine's floor (`parts.py`).
+far each part of this project's work is from the machine's floor (`parts.py`),
+and what devices on all cores gain for eight documents and for one
+(`documents.py`).
 
 Against an older version of this project, and nothing else:
 
@@ -44,7 +46,7 @@ _GGUF = flags.DEFINE_string("gguf", "", "GGUF file; default: SmolLM2's.")
 _N = flags.DEFINE_integer("n", 2048, "Ids of the document.")
 _SHORT_LEN = flags.DEFINE_integer("short_len", 512, "K.")
 _STRIDE = flags.DEFINE_integer("stride", 128, "d.")
-_PAIRS = flags.DEFINE_integer("pairs", 5, "Pairs; 0 leaves this size out.")
+_PAIRS = flags.DEFINE_integer("pairs", 3, "Pairs; 0 leaves this size out.")
 _N_LONG = flags.DEFINE_integer("n_long", 8000, "Ids of the long document.")
 _SHORT_LEN_LONG = flags.DEFINE_integer("short_len_long", 1024, "Its K.")
 _STRIDE_LONG = flags.DEFINE_integer("stride_long", 256, "Its d.")
@@ -55,7 +57,9 @@ _TRAIN_PAIRS = flags.DEFINE_integer(
   "train_pairs", 1, "Pairs of training steps at --n; 0 leaves them out."
 )
 _ROUNDS = flags.DEFINE_integer(
-  "rounds", 5, "Rounds of the parts, and of --against; 0 leaves them out."
+  "rounds",
+  5,
+  "Rounds of the parts, the documents, and of --against; 0 leaves them out.",
 )
 _AGAINST = flags.DEFINE_string(
   "against", "", "Git revision of this project to compare with."
@@ -284,6 +288,25 @@ def run_against(folder: pathlib.Path, size: Size, training: Size) -> None:
     tables.print_against(f"{loss} step", pair, "pass_s")
 
 
+def run_documents(folder: pathlib.Path, size: Size) -> None:
+  """Compares devices on all cores with one core, and with one device."""
+  command = [sys.executable, str(_HERE / "documents.py"), *inputs(folder, size)]
+  one_device = environment(JAX_NUM_CPU_DEVICES="1")
+  starts = {
+    "all cores": (command, environment()),
+    "one core": (pinned(command), environment()),
+    "one device": (command, one_device),
+  }
+  with contextlib.ExitStack() as stack:
+    workers = {
+      name: stack.enter_context(against.worker(*start))
+      for name, start in starts.items()
+    }
+    ready, results = against.alternate(workers, _ROUNDS.value)
+  print(f"\ndocuments on {ready['all cores']['devices']} devices, wall seconds")
+  tables.print_documents(ready, results)
+
+
 def describe_processor() -> str:
   """Name, family and model: MKL's lead and AVX-512's worth depend on them."""
   path = pathlib.Path("/proc/cpuinfo")
@@ -322,6 +345,8 @@ def main(argv):
     run_script(sys.executable, "prepare.py", arguments, environment())
     if _ROUNDS.value:
       print_parts(folder, training)
+    if _ROUNDS.value and len(os.sched_getaffinity(0)) > 1:
+      run_documents(folder, training)
     if _AGAINST.value and _ROUNDS.value:
       run_against(folder, training, training)
     shim = build_shim(folder)

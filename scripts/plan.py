@@ -12,6 +12,7 @@ status is 2 where it does not fit.
 """
 
 from absl import flags
+from ml_collections import config_flags
 
 from longctx_jax import commands
 from longctx_jax.experiments.plan import run, table, workloads
@@ -40,7 +41,8 @@ def main():
   )
   plan = run.make(workload, place, mfu=_MFU.value, compiles=not _ANALYTIC.value)
   if _FORMAT.value == "markdown":
-    print(f"{table.header()}\n{table.row(plan, workload.model)}")
+    file = config_flags.get_config_filename(flags.FLAGS["config"])
+    print(f"{table.header()}\n{table.row(plan, file, _MODEL.value)}")
   else:
     print(table.text(plan))
   run.require_fit(plan)

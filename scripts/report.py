@@ -10,7 +10,7 @@ from absl import flags
 
 from longctx_jax import commands, fields
 from longctx_jax.evaluation import files
-from longctx_jax.report import comparison, correlation, heatmap, page, tables
+from longctx_jax.report import comparison, correlation, run_page, tables
 from longctx_jax.report import sweep_plot as sweep_lib
 
 _FORMAT = flags.DEFINE_enum("format", "text", tables.FORMATS, "of tables")
@@ -21,7 +21,7 @@ _OUTPUT = flags.DEFINE_string("output", "", "default: in the workdir")
 _KEYS = flags.DEFINE_multi_string("keys", [], "store; of a sweep also several")
 _SWEPT = fields.define_thresholds()
 _DATA = flags.DEFINE_multi_string("data", [], "texts of the heat maps")
-_TEXT = flags.DEFINE_string("text_column", "text", "column of the text")
+_TEXT = flags.DEFINE_string("text_column", "", "column of the text")
 _ID = flags.DEFINE_string("id_column", "", "column of document ids")
 _DOCUMENTS = flags.DEFINE_integer("documents", 3, "heat maps at most")
 
@@ -41,16 +41,9 @@ def main(verb: str, workdir: str, *others: str):
     found = correlation.correlate(results, _BENCHMARKS.value, force=force)
     print(correlation.correlation_table(found, fmt=fmt))
   else:
-    path = _OUTPUT.value or f"{workdir}/report.html"
-    alpha, beta = page.thresholds(results)
-    shown = dict(id_column=_ID.value, thresholds=(alpha, beta))
-    shown |= dict(results=() if force else results)
-    texts = _DATA.value, _TEXT.value, _DOCUMENTS.value
-    store = (_KEYS.value or [workdir])[-1]
-    documents = heatmap.heatmap_documents(store, *texts, **shown)
-    options |= dict(alpha=alpha, beta=beta)
-    page.render_report(results, documents, path, **options)
-    print(f"wrote {path}")
+    shown = dict(text_column=_TEXT.value, id_column=_ID.value, data=_DATA.value)
+    shown |= dict(keys=(_KEYS.value or [""])[-1], documents=_DOCUMENTS.value)
+    print(f"wrote {run_page.write(workdir, _OUTPUT.value, **shown, **options)}")
 
 
 if __name__ == "__main__":

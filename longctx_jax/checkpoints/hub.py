@@ -17,6 +17,7 @@ _WEIGHTS = ("*.safetensors",)
 _LEFT_OUT = ("*/*", "consolidated*")
 # Until the hub counts as not there: an offline machine must not wait.
 _ASK_SECONDS = 3.0
+_SCHEME = "hf://"
 _REFUSALS = (401, 403)
 _ACCESS = (
   "accept its licence on its hub page and log in (`hf auth login`), give the "
@@ -32,13 +33,15 @@ def resolve(name: str, *, weights: bool = True) -> tuple[pathlib.Path, str]:
   the hub answers.
 
   Args:
-    name: a path or a hub id, which "@" and a branch, tag or commit may follow.
+    name: a path or a hub id, which "@" and a branch, tag or commit may follow;
+      hf://OWNER/NAME is one too.
     weights: whether they are needed: a tokenizer does without.
 
   Raises:
     FileNotFoundError: where neither a path nor the hub has it, within 5
       seconds where the hub does not answer; the message says what to do.
   """
+  name = name.removeprefix(_SCHEME)
   path = pathlib.Path(name).expanduser()
   if path.exists():
     return path, ""
@@ -86,6 +89,7 @@ def missing_bytes(name: str) -> int:
   import huggingface_hub
   from huggingface_hub import utils
 
+  name = name.removeprefix(_SCHEME)
   if pathlib.Path(name).expanduser().exists():
     return 0
   hub_id, _, revision = name.partition("@")

@@ -17,7 +17,7 @@ from longctx_jax.evaluation.documents import DocumentResult
 from longctx_jax.evaluation.matched import Matched
 from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.key_tokens.record import KeyTokens
-from longctx_jax.runtime import failures
+from longctx_jax.runtime import failures, urls
 
 COLUMNS = ("doc_id", "token_start", "token_end", "log_prob")
 # Longest first token: a text that begins later was cut at its front.
@@ -75,6 +75,7 @@ def open_log_probs(path: str | pathlib.Path, name: str) -> ForeignLogProbs:
   """
   if not name:
     raise ValueError(f"{path}: name the model that the log-probs are of")
+  path = urls.fetched(path)
   with failures.reading(path):
     schema = pq.read_schema(path)
   there = schema.names

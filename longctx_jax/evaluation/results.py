@@ -73,6 +73,8 @@ class ModelResult:
     n_reused: documents whose log-probs were the evaluator's own.
     seconds, tokens_per_second, padding_share: of the passes.
     rope_tables: of the longest document and of a window.
+    made: command, date, versions, data and key tokens of the run; for readers
+      alone: two results are not compared by it.
     documents: per document; empty where they are not known.
   """
 
@@ -119,6 +121,9 @@ class ModelResult:
   tokens_per_second: float | None = None
   padding_share: float | None = None
   rope_tables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  made: Mapping[str, Any] = dataclasses.field(
+    default_factory=dict, compare=False
+  )
   documents: tuple[DocumentResult, ...] = dataclasses.field(
     default=(), repr=False
   )
@@ -146,7 +151,7 @@ class ModelResult:
     known = documents_lib.known_fields(cls, fields, required=_REQUIRED)
     if known.get("longppl_ci95") is not None:
       known["longppl_ci95"] = tuple(known["longppl_ci95"])
-    for name in ("null_reasons", "keys", "model", "rope_tables"):
+    for name in ("null_reasons", "keys", "model", "rope_tables", "made"):
       known[name] = known.get(name) or {}
     known["warnings"] = tuple(known.get("warnings") or ())
     return cls(**known | {"documents": tuple(documents)})

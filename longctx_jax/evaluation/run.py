@@ -30,7 +30,7 @@ from longctx_jax.key_tokens import manifest as manifest_lib
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.model.loaded import LoadedModel
-from longctx_jax.runtime import failures, settings, workers
+from longctx_jax.runtime import failures, settings, stamp, workers
 from longctx_jax.runtime.progress import Progress
 from longctx_jax.scoring import finder, look_ahead, setup
 from longctx_jax.scoring import run as run_lib
@@ -278,6 +278,7 @@ def _evaluate_model(
     max_length=run.max_length,
     over_length=config.data.over_length,
     sums_only=sums_only,
+    made=_made(config, workdir),
     n_reused=sum(line.reused for line in lines),
     seconds=seconds,
     # None where the model did not run: all log-probs were the evaluator's.
@@ -288,6 +289,16 @@ def _evaluate_model(
       for name, length in lengths.items()
     },
   )
+
+
+def _made(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
+  """What a report needs to find texts and key tokens again, and says."""
+  return stamp.stamp() | {
+    "data": list(config.data.sources),
+    "text_column": config.data.text_column,
+    "id_column": config.data.id_column,
+    "key_tokens": config.key_tokens or str(workdir),
+  }
 
 
 def _evaluate_documents(

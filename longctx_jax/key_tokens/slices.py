@@ -14,6 +14,7 @@ from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.paper import spans as spans_lib
 from longctx_jax.paper.contrast import Thresholds
 from longctx_jax.paper.windows import Windows
+from longctx_jax.runtime import urls
 from longctx_jax.text import corpus as corpus_lib
 
 _SLICES = re.compile(r"slice_([0-9]+)\.txt")
@@ -56,7 +57,7 @@ def read_slice_store(
     ValueError: a document without a file or a file without a document, a span
       that ends behind its text, token ids; see also `spans.read_slices`.
   """
-  folder = pathlib.Path(folder)
+  folder = urls.fetched(folder, files=("slice_*.txt",))
   inside = folder.iterdir() if folder.is_dir() else ()
   matches = ((path, _SLICES.fullmatch(path.name)) for path in inside)
   files = {int(match[1]): path for path, match in matches if match}

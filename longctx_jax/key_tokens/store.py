@@ -1,7 +1,8 @@
 """The key-token store, to be read: a row per document, and no text.
 
-See `folder` for its files and `writer` for how they are written. The folder is
-local, or mounted: object stores have no rename.
+See `folder` for its files and `writer` for how they are written. It is written
+to a folder that is local, or mounted: object stores have no rename. It is read
+from there, or from a URL.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from longctx_jax.key_tokens import record
 from longctx_jax.key_tokens.manifest import Manifest
 from longctx_jax.key_tokens.record import KeyTokens
 from longctx_jax.paper.contrast import Thresholds
+from longctx_jax.runtime import urls
 from longctx_jax.text import corpus as corpus_lib
 
 _CACHED_GROUPS = 32
@@ -30,6 +32,8 @@ _ROW_BYTES, _SCHEMA_BYTES = 512, 8192
 
 
 _NAMED_IDS = 5
+# Of a store, in a workdir or by itself.
+_FILES = ("key_tokens/*.parquet", "key_tokens*.json", "part-*.parquet")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -81,8 +85,8 @@ class KeyTokenStore:
 
 
 def folder_of(place: str | os.PathLike) -> pathlib.Path:
-  """The folder of a store, which a workdir has in it."""
-  folder = pathlib.Path(place)
+  """The folder of a store, which a workdir has in it; of a URL, a copy."""
+  folder = urls.fetched(place, files=_FILES)
   nested = folder / "key_tokens"
   return nested if nested.is_dir() else folder
 
@@ -91,7 +95,8 @@ def read_store(folder: str | os.PathLike) -> KeyTokenStore:
   """Opens a store; arrays are read when a document is asked for.
 
   Args:
-    folder: the store, or the workdir of the run that scored it.
+    folder: the store, or the workdir of the run that scored it; a path, or a
+      URL, as hf://datasets/OWNER/NAME.
 
   Raises:
     FileNotFoundError: no manifest there.

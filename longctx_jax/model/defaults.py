@@ -13,6 +13,8 @@ from longctx_jax.model import attention, parameters, sharding
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.runtime import device
 
+_SHORT_WINDOW = 128
+
 
 def dtype(stated: DTypeLike | None = None) -> np.dtype:
   """The stated dtype, or that of this machine where none is.
@@ -45,12 +47,18 @@ def mesh(config: ModelConfig, dtype: DTypeLike) -> jax.sharding.Mesh:
   return sharding.make_mesh({"data": -1}, jax.devices()[:count])
 
 
-def window_batch(stated: int = 0) -> int:
+def window_batch(stated: int = 0, *, length: int = 0) -> int:
   """Short windows per device and pass, as stated; 0: as fits the machine.
 
-  That is 1 on CPU and 4 elsewhere.
+  That is 1 on CPU and 4 elsewhere, and where windows are so short that a pass
+  costs a CPU's host more than its devices.
+
+  Args:
+    stated: windows.
+    length: ids of each, where known.
   """
-  return stated or (1 if jax.default_backend() == "cpu" else 4)
+  long_enough = not 0 < length <= _SHORT_WINDOW
+  return stated or (1 if jax.default_backend() == "cpu" and long_enough else 4)
 
 
 def remat(stated: str) -> str:

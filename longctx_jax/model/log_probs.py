@@ -88,7 +88,7 @@ def _log_normaliser(
 
   def of_block(
     carry: tuple[Float[Array, "B T"], Float[Array, "B T"]],
-    block: Float[Array, "s b D"],
+    block: Float[Array, "*s D"],
   ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     highest, total = carry
     # One plain product: with the shards as an axis of it, the head would be
@@ -107,12 +107,16 @@ def _log_normaliser(
 
   num_blocks = head.shape[1] // _VOCAB_BLOCK
   split = num_blocks * _VOCAB_BLOCK
-  blocks = head[:, :split].reshape(shards, num_blocks, _VOCAB_BLOCK, dim)
+  shape = (num_blocks, _VOCAB_BLOCK, dim)
+  blocks = head[:, :split].reshape(shards, *shape).swapaxes(0, 1)
+  if shards == 1:
+    # Axes that change places make a copy, even where one of them is 1.
+    blocks = head[0, :split].reshape(shape)
   rows = hidden.shape[:2]
   carry, _ = jax.lax.scan(
     lambda carry, block: (jax.checkpoint(of_block)(carry, block), None),
     (jnp.full(rows, _LOWEST), jnp.zeros(rows)),
-    blocks.swapaxes(0, 1),
+    blocks,
   )
   if split < head.shape[1]:
     carry = of_block(carry, head[:, split:])

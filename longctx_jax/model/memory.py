@@ -18,6 +18,8 @@ from longctx_jax.model import sharding
 from longctx_jax.model.config import ModelConfig
 
 _FLOAT32 = 4
+# What a loop over the parts of a batch takes, over what is alive in it.
+_GAPS = 1.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,17 +106,28 @@ class Activations:
 
   @property
   def matrix(self) -> int:
-    """The largest matrix of a layer, gathered for its product."""
+    """The largest matrix of a layer, gathered for its product; 0 if whole."""
     config = self.config
     width = config.num_experts * config.expert_dim or config.mlp_dim
     size = config.embed_dim * width * self.itemsize
-    return size // self._ways("tensor")
+    return self._gather(size)
 
   @property
   def table(self) -> int:
-    """The embedding or the output head, gathered."""
+    """The embedding or the output head, gathered; 0 if whole."""
     size = self.config.vocab_size * self.config.embed_dim * self.itemsize
+    return self._gather(size)
+
+  @property
+  def head_gradient(self) -> int:
+    """The gradient of the output head, float32, of this shard's rows."""
+    size = self.config.vocab_size * self.config.embed_dim * _FLOAT32
     return size // self._ways("tensor")
+
+  def _gather(self, size: int) -> int:
+    """Bytes of a parameter that is whole but for "tensor"; 0 if it lies so."""
+    ways = math.prod(self._ways(axis) for axis in sharding.PARAMETER_AXES)
+    return size // self._ways("tensor") if ways > 1 else 0
 
   def _ways(self, axis: str) -> int:
     return self.mesh.shape[axis]
@@ -125,17 +138,29 @@ class Activations:
     return self.rows * -(-self.length // parts)
 
 
-def forward(activations: Activations, *, weights: int) -> Memory:
-  """Of a scoring pass: the residual stream and its norm, gate, up, a matrix.
+def forward(
+  activations: Activations,
+  *,
+  weights: int,
+  rounded: bool = False,
+  is_short: bool = False,
+) -> Memory:
+  """Of a scoring pass: the residual stream and its norm, gate, up, matrices.
 
   Args:
     activations: of the pass.
     weights: bytes of the parameters on a device.
+    rounded: whether kernels are in 8 bits, whose product leaves gate and up in
+      one array.
+    is_short: a pass over windows, which does so too; the head is gathered
+      while its last layer runs.
   """
   a = activations
-  layer = 2 * a.hidden + max(2 * a.mlp, a.gathered + 2 * a.heads) + a.matrix
+  mlp = a.mlp if rounded or is_short else 2 * a.mlp
+  layer = 2 * a.hidden + max(mlp, a.gathered + 2 * a.heads) + 2 * a.matrix
   head = 2 * a.hidden + a.table
-  return Memory(weights, 0, max(layer, head))
+  most = layer + a.table if is_short else max(layer, head)
+  return Memory(weights, 0, most)
 
 
 def step(
@@ -159,7 +184,7 @@ def step(
   """
   a = activations
   copies = weights * a.itemsize // _FLOAT32  # Parameters of the passes.
-  gradients = copies + (weights if parts > 1 else 0)
+  gradients = copies
   kept = (
     a.config.num_layers
     * {
@@ -168,8 +193,14 @@ def step(
       "none": 4 * a.hidden + 4 * a.heads + a.normalisers + 3 * a.mlp,
     }[remat]
   )
-  layer = 10 * a.hidden + 6 * a.heads + 6 * a.mlp + 2 * a.matrix
-  head = 2 * a.table * _FLOAT32 // a.itemsize
-  long = kept + gradients + max(layer, head)
-  most = max(long, forward(short, weights=0).temporaries if short else 0)
+  layer = 10 * a.hidden + 6 * a.heads + 6 * a.mlp + 2 * a.matrix + a.gathered
+  head = 2 * a.head_gradient
+  most = kept + gradients + max(layer, head)
+  if parts > 1:
+    # Sums over the parts, of before and after one; gathered once for all.
+    most += 2 * weights + (1 if a.config.tied else 2) * a.table
+    most = int(most * _GAPS)
+  if short:
+    windows = forward(short, weights=0, is_short=True)
+    most = max(most, windows.temporaries)
   return Memory(weights, optimizer, copies + most)

@@ -7,10 +7,13 @@ Doors, for other rooms:
   cell: a heat map in a notebook
   figures: figures as inline SVG
   page: one HTML page
+  run_page: the page of a workdir, with what is found there
   sweep_plot: LongPPL at other thresholds: the table and its picture
   tables: tables as text, Markdown, CSV or LaTeX
 
 Inside:
+  difference: two models on the key spans of a document
+  positions: PPL and LSD along the documents
   sweep: LongPPL at other thresholds and windows, without a model
   alike: which results may stand side by side
 """
@@ -22,6 +25,7 @@ __all__ = [
   "cell",
   "figures",
   "page",
+  "run_page",
   "sweep_plot",
   "tables",
 ]

@@ -13,7 +13,7 @@ from longctx_jax.report import alike, tables
 
 SELF_EVALUATED = "Self-evaluated (not ranked)"
 FAILED = "Failed (the notes say why)"
-_COLUMNS = (
+COLUMNS = (
   "Key tokens: those of the model that lie in the evaluator's key spans; key "
   "regions: runs of them with gaps of at most 16 tokens; keys covered: share "
   "of the spans' characters in them; top 5: share of the key tokens in the "
@@ -106,7 +106,7 @@ def compare_table(
   table = tables.format_table(
     table_header(baseline), table_groups(rows, baseline), fmt=fmt
   )
-  return table + tables.format_notes([_COLUMNS, *table_notes(rows)], fmt=fmt)
+  return table + tables.format_notes([COLUMNS, *table_notes(rows)], fmt=fmt)
 
 
 def run_table(

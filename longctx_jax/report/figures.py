@@ -11,49 +11,68 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from longctx_jax.report.comparison import Row, ppl_text
+from longctx_jax.report.positions import Curve
 
-_WIDTH = 920
+WIDTH = 920
 _ROW = 28
 _HEAD = 52
 _TRACK_COLUMNS = 800
+# Classes c0, c1, ... of the style.
+CURVE_COLOURS = 6
 _HISTOGRAM_STEP = 0.25
 
 
 def model_plot(
-  rows: Sequence[Row], *, width: int = _WIDTH, values: bool = True
+  rows: Sequence[Row],
+  *,
+  width: int = WIDTH,
+  values: bool = True,
+  stacked: bool = False,
 ) -> str:
-  """LongPPL and PPL of each model, side by side on log scales.
+  """LongPPL and PPL of each model, side by side on log scales, or `stacked`.
 
   A dot and its 95% interval in each panel, the value at its right where
   `values`; models in the order of `rows`, self-evaluated ones hollow and below
   a gap.
   """
-  labels = [_shortened(row.result.name) for row in rows]
+  limit = 18 if stacked else 42
+  labels = [_shortened(row.result.name, limit) for row in rows]
   left = min(310, 24 + max(7 * len(label) for label in labels))
   ys = _row_positions(rows)
-  height = int(ys[-1]) + _ROW
+  panel = int(ys[-1]) + _ROW
+  height = panel * (2 if stacked else 1)
   margin = 72 if values else 18
-  inner = (width - left) / 2 - margin
+  inner = width - left - margin if stacked else (width - left) / 2 - margin
   parts = [
     f'<svg class="figure" viewBox="0 0 {width} {height}" role="img" '
     f'aria-label="LongPPL and PPL of {len(rows)} models">'
   ]
+  guides = []
   for row, label, y in zip(rows, labels, ys, strict=True):
-    parts.append(
+    guides.append(
       f'<path class="guide" d="M{left} {y}H{width}"/>'
       f'<text x="{left - 14}" y="{y + 4}" class="end">{escape(label)}'
       f"<title>{escape(row.result.name)}</title></text>"
     )
   scores = [(row.result.longppl, row.result.longppl_ci95) for row in rows]
-  parts += _panel("LongPPL", scores, rows, ys, (left, inner), values)
+  parts += guides + _panel("LongPPL", scores, rows, ys, (left, inner), values)
   scores = [(row.result.ppl, row.ppl_ci95) for row in rows]
-  right = left + inner + margin
-  parts += _panel("PPL", scores, rows, ys, (right, inner), values)
+  if stacked:
+    second = _panel("PPL", scores, rows, ys, (left, inner), values)
+    below = f'<g transform="translate(0 {panel})">'
+    parts += [below, *guides, *second, "</g>"]
+  else:
+    right = left + inner + margin
+    parts += _panel("PPL", scores, rows, ys, (right, inner), values)
   return "".join([*parts, "</svg>"])
 
 
 def lsd_histogram(
-  lsd: Float[np.ndarray, "T"], key_mask: Bool[np.ndarray, "T"], *, alpha: float
+  lsd: Float[np.ndarray, "T"],
+  key_mask: Bool[np.ndarray, "T"],
+  *,
+  alpha: float,
+  width: int = WIDTH,
 ) -> str:
   """Distribution of LSD over eligible tokens, counts on a log scale.
 
@@ -66,7 +85,7 @@ def lsd_histogram(
   inside = np.clip(lsd, low, np.nextafter(high, low))
   counts = np.histogram(inside, edges)[0]
   key_counts = np.histogram(inside[key_mask], edges)[0]
-  top, bottom, left, right = 24, 210, 64, _WIDTH - 16
+  top, bottom, left, right = 24, 210, 64, width - 16
   decades = int(np.ceil(np.log10(1 + counts.max())))
 
   def x(value: float) -> float:
@@ -84,7 +103,7 @@ def lsd_histogram(
     return f'<path class="{name}" d="{path}"/>'
 
   parts = [
-    f'<svg class="figure" viewBox="0 0 {_WIDTH} 256" role="img" '
+    f'<svg class="figure" viewBox="0 0 {width} 256" role="img" '
     'aria-label="Distribution of LSD over eligible tokens">'
   ]
   for exponent in range(decades + 1):
@@ -95,7 +114,7 @@ def lsd_histogram(
       f"{10**exponent:,}</text>"
     )
   parts += [bars(counts, "bar"), bars(key_counts, "bar-key")]
-  for value in linear_ticks(low, high, 8):
+  for value in linear_ticks(low, high, width / 110):
     parts.append(
       f'<text class="tick mid" x="{x(value):.1f}" y="{bottom + 18}">'
       f"{_signed(value)}</text>"
@@ -108,6 +127,85 @@ def lsd_histogram(
     "LSD, nats (0.25 per bar)</text></svg>"
   )
   return "".join(parts)
+
+
+def curve_plot(
+  losses: Sequence[Curve], lsd: Sequence[Curve], *, width: int = WIDTH
+) -> str:
+  """PPL of each model along the documents, and the evaluator's LSD below.
+
+  A line per model, on a log scale; a place with few targets is left out.
+  """
+  left, right, height = 56, width - 12, 190
+  edges = lsd[0].edges
+  parts = [
+    f'<svg class="figure" viewBox="0 0 {width} {2 * height + 40}" role="img" '
+    f'aria-label="PPL of {len(losses)} models, and LSD, along the documents">'
+  ]
+
+  def x(chars: float) -> float:
+    return left + chars / edges[-1] * (right - left)
+
+  for title, curves, top, is_log in (
+    ("PPL", losses, 0, True),
+    ("LSD, nats", lsd, height, False),
+  ):
+    values = np.concatenate([curve.means for curve in curves])
+    values = values[np.isfinite(values)]
+    low, high = (values.min(), values.max()) if values.size else (0.0, 1.0)
+    pad = 0.08 * (high - low) + 0.02
+    low, high, bottom = low - pad, high + pad, top + height - 8
+    if not is_log:
+      low = min(low, 0.0)
+
+    def y(value: float, low=low, high=high, top=top, bottom=bottom) -> float:
+      return bottom - (value - low) / (high - low) * (bottom - top - 30)
+
+    parts.append(f'<text class="head" x="{left}" y="{top + 16}">{title}</text>')
+    ticks = (
+      np.log(_log_ticks(np.exp(low), np.exp(high), 4))
+      if is_log
+      else linear_ticks(low, high, 4)
+    )
+    for tick in ticks:
+      label = f"{np.exp(tick):g}" if is_log else _signed(tick)
+      parts.append(
+        f'<path class="grid" d="M{left} {y(tick):.1f}H{right}"/>'
+        f'<text class="tick end" x="{left - 8}" y="{y(tick) + 4:.1f}">'
+        f"{label}</text>"
+      )
+    for number, curve in enumerate(curves):
+      name = f"curve c{number % CURVE_COLOURS}" if is_log else "curve lsd"
+      parts.append(
+        f'<path class="{name}" d="{_broken_line(curve, x, y)}">'
+        f"<title>{escape(curve.name)}</title></path>"
+      )
+  for tick in linear_ticks(0, edges[-1], width / 130):
+    parts.append(
+      f'<text class="tick mid" x="{x(tick):.1f}" y="{2 * height + 12}">'
+      f"{tick:,.0f}</text>"
+    )
+  middle = (left + right) / 2
+  parts.append(
+    f'<text class="tick mid" x="{middle}" y="{2 * height + 32}">'
+    "characters from the start of the document</text></svg>"
+  )
+  return "".join(parts)
+
+
+def _broken_line(
+  curve: Curve, x: Callable[[float], float], y: Callable[[float], float]
+) -> str:
+  """The path through the middles of the bins; it breaks where there is none."""
+  middles = (curve.edges[1:] + curve.edges[:-1]) / 2
+  path, pen = [], "M"
+  for middle, value in zip(middles, curve.means, strict=True):
+    if np.isnan(value):
+      pen = "M"
+      continue
+    path.append(f"{pen}{x(middle):.1f} {y(value):.1f}")
+    pen = "L"
+  return "".join(path)
 
 
 def lsd_track(
@@ -255,4 +353,4 @@ def _log_ticks(low: float, high: float, count: float) -> Float[np.ndarray, "N"]:
 
 
 def _signed(value: float) -> str:
-  return f"{value:g}".replace("-", "−")
+  return f"{value + 0.0:g}".replace("-", "−")  # No minus before a zero.

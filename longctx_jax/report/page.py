@@ -1,5 +1,6 @@
 """What a finished evaluation says: comparison, correlation, one HTML page."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,10 +14,13 @@ from longctx_jax.evaluation.results import ModelResult
 from longctx_jax.report import comparison, figures, heatmap
 from longctx_jax.report.comparison import Row
 from longctx_jax.report.heatmap import Heatmap
+from longctx_jax.report.positions import Curve
 from longctx_jax.runtime import urls
 
 _EXCERPT_CHARS = 1200
 _CARD_PLOT = 440
+# Pixels of a figure on a telephone.
+_NARROW = 360
 _PROTOCOLS = {
   "paper": (
     "Protocol paper, as the reference code: the evaluator reads the special "
@@ -47,11 +51,16 @@ def render_report(
   title: str = "Long-context perplexity",
   baseline: str = "",
   force: bool = False,
+  curves: Mapping[str, Sequence[Curve]] | None = None,
+  grid: Mapping[str, Any] | None = None,
+  difference: Mapping[str, Any] | None = None,
 ) -> None:
   """Writes one HTML file that needs nothing else, in light and dark.
 
   The models' LongPPL and PPL as figure and table, each document as a heat map
-  of LSD, the distribution of LSD, and what is true by construction.
+  of LSD, the distribution of LSD, and what is true by construction. Where they
+  are given: sliders for the thresholds, PPL and LSD along the documents, and
+  the difference of two models on the key spans.
 
   Args:
     results: as `load_results` returns them; may be empty.
@@ -61,6 +70,9 @@ def render_report(
     beta: threshold of the long log-prob, nats.
     title: heading of the page.
     baseline, force: as `comparison.comparison_rows`.
+    curves: "nll" and "lsd" along the documents; see `positions`.
+    grid: LongPPL at each pair of thresholds; see `run_page`.
+    difference: of two models on the documents; see `difference`.
 
   Raises:
     NotComparable: the results were not made alike; see `alike`.
@@ -79,12 +91,20 @@ def render_report(
     rows=rows,
     header=comparison.table_header(baseline),
     groups=comparison.table_groups(rows, baseline),
+    columns=comparison.COLUMNS,
     plot=_plot(rows),
+    narrow_plot=_plot(rows, width=_NARROW, stacked=True),
     settings=_settings(results, manifest, alpha, beta),
     short_len=f"{manifest['short_len']:,}" if "short_len" in manifest else "K",
     documents=heatmaps,
     shown=None,
     histogram=_histogram(heatmaps, alpha),
+    narrow_histogram=_histogram(heatmaps, alpha, width=_NARROW),
+    curves=_curve_plots(curves or {}),
+    curve_names=[curve.name for curve in (curves or {}).get("nll") or ()],
+    grid=Markup(json.dumps(grid)) if grid else None,
+    sliders=grid,
+    difference=_difference_maps(difference or {}),
     notes=_notes(results, rows, alpha, beta),
     alpha=alpha,
     beta=beta,
@@ -181,12 +201,35 @@ def _manifest(results: Sequence[ModelResult]) -> Mapping[str, Any]:
   return next((result.keys for result in results if result.keys), {})
 
 
-def _histogram(heatmaps: Sequence[Heatmap], alpha: float) -> str:
+def _curve_plots(curves: Mapping[str, Sequence[Curve]]) -> list[Markup]:
+  """PPL and LSD along the documents, wide and narrow."""
+  if not curves:
+    return []
+  return [
+    Markup(figures.curve_plot(curves["nll"], curves["lsd"], width=width))
+    for width in (figures.WIDTH, _NARROW)
+  ]
+
+
+def _difference_maps(difference: Mapping[str, Any]) -> dict[str, Any] | None:
+  if not difference or not difference["spans"]:
+    return None
+  maps = [heatmap.build_heatmap(one) for one in difference["documents"]]
+  pieces = [
+    (one.doc_id, Markup(one.unscored + one.first_window + one.scored))
+    for one in maps
+  ]
+  return dict(difference) | {"maps": pieces}
+
+
+def _histogram(
+  heatmaps: Sequence[Heatmap], alpha: float, width: int = figures.WIDTH
+) -> str:
   lsd = np.concatenate([item.lsd for item in heatmaps] or [np.empty(0)])
   if not lsd.size:
     return ""
   keys = np.concatenate([item.key_mask for item in heatmaps])
-  return Markup(figures.lsd_histogram(lsd, keys, alpha=alpha))
+  return Markup(figures.lsd_histogram(lsd, keys, alpha=alpha, width=width))
 
 
 def _settings(
@@ -195,17 +238,35 @@ def _settings(
   alpha: float,
   beta: float,
 ) -> list[tuple[str, str]]:
-  first = results[0] if results else ModelResult()
+  first = next((r for r in results if r.has_numbers), ModelResult())
   settings = {
-    "Evaluator": manifest.get("evaluator"),
+    "Evaluator": short_name(manifest.get("evaluator") or "") or None,
     "Protocol": first.protocol or None,
     "Short context K": comparison.count_text(manifest.get("short_len")),
     "Stride d": comparison.count_text(manifest.get("stride")),
     "α": f"{alpha:g}",
     "β": f"{beta:g}".replace("-", "−"),
     "Documents": comparison.count_text(first.n_documents),
+    "Evaluated": str(first.made.get("date") or "")[:10] or None,
   }
   return [(k, v) for k, v in settings.items() if v not in (None, "-")]
+
+
+def short_name(path: str) -> str:
+  """The last part of a model's path or id."""
+  return path.rstrip("/").rpartition("/")[2]
+
+
+def _made(results: Sequence[ModelResult]) -> list[str]:
+  """The commands behind the results, each once, with its models."""
+  models: dict[str, list[str]] = {}
+  for result in results:
+    if result.made:
+      made = result.made
+      versions = (f"{one} {number}" for one, number in made["versions"].items())
+      line = f"{made['command']} ({made['date'][:10]}; {', '.join(versions)})"
+      models.setdefault(line, []).append(result.name)
+  return [f"{', '.join(names)}: {line}" for line, names in models.items()]
 
 
 def _notes(
@@ -232,4 +293,4 @@ def _notes(
       "short context look worse by a factor of at least "
       f"exp({alpha:g}) = {math.exp(alpha):.2f}. Neither is a finding."
     )
-  return notes + comparison.table_notes(rows)
+  return [*notes, *comparison.table_notes(rows), *_made(results)]

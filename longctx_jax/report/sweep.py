@@ -18,8 +18,16 @@ from longctx_jax.key_tokens import store as store_lib
 from longctx_jax.key_tokens.store import KeyTokenStore
 from longctx_jax.paper import perplexity, spans
 from longctx_jax.report import alike, tables
-from longctx_jax.runtime import settings
+from longctx_jax.runtime import settings, urls
 
+# What it reads of a workdir that is a URL.
+_FILES = (
+  "results/*.json",
+  "documents/*.parquet",
+  "log_probs/*.parquet",
+  "key_tokens/*.parquet",
+  "key_tokens.json",
+)
 # What a sweep varies, as `identity.of_keys` calls it.
 _SWEPT = ("keys.short_len", "keys.stride", "keys.alpha", "keys.beta")
 
@@ -84,6 +92,7 @@ def sweep(
     ValueError: thresholds that a store does not know, or two stores of one K
       and d.
   """
+  workdir = urls.fetched(workdir, files=_FILES)
   results = [r for r in files.load_results(workdir) if r.has_numbers]
   if not results:
     raise ValueError(f"{workdir}: no model has numbers to sweep")
@@ -141,14 +150,23 @@ def notes(cells: Sequence[Cell]) -> list[str]:
       f"not ranked, being the evaluator itself, with fewer documents than "
       f"others or without key tokens: {', '.join(unranked)}"
     )
-  orders = {
+  orders = [
     tuple(c.model for c in row if c.rank is not None)
     for _, row in itertools.groupby(cells, key=lambda c: c.setting)
-  }
-  if len(orders) == 1 and len(next(iter(orders))) > 1:
-    found.append("the order of the models is the same in every row")
-  elif len(orders) > 1:
-    found.append(f"the order of the models changes: {len(orders)} orders")
+  ]
+  # Rows in which some have no key tokens say nothing of the others' order.
+  most = max(map(len, orders))
+  orders = [order for order in orders if len(order) == most]
+  if most > 1:
+    count = len(set(orders))
+    found.append(
+      f"the order of all {most} that are ranked "
+      + (
+        f"is the same in all {len(orders)} rows that have it"
+        if count == 1
+        else f"changes: {count} orders in {len(orders)} rows"
+      )
+    )
   return found
 
 

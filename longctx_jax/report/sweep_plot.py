@@ -9,7 +9,7 @@ from html import escape
 
 from longctx_jax.report import sweep as sweep_lib
 from longctx_jax.report.sweep import Cell
-from longctx_jax.runtime import files
+from longctx_jax.runtime import files, urls
 
 _PANEL, _HEIGHT, _LEFT, _TOP = 250, 210, 64, 46
 _GAP, _LEGEND_ROW = 40, 20
@@ -43,7 +43,7 @@ def write(
     workdir, keys, force: see `sweep.sweep`.
     alpha, beta: values with commas between, nats.
     fmt: of the table; notes stand below those that people read.
-    output: the picture; "" is `workdir`/sweep.svg.
+    output: the picture; "" is sweep.svg in the workdir, or here for a URL.
 
   Raises:
     ValueError, FileNotFoundError: see `sweep.sweep` and `sweep_plot`.
@@ -55,7 +55,9 @@ def write(
     beta=sweep_lib.parse_values(beta, flag="beta"),
     force=force,
   )
-  path = output or f"{workdir}/sweep.svg"
+  path = output or (
+    "sweep.svg" if urls.scheme(workdir) else f"{workdir}/sweep.svg"
+  )
   files.write_text(path, sweep_plot(cells))
   table = sweep_lib.sweep_table(cells, fmt=fmt)
   if fmt in ("csv", "latex"):

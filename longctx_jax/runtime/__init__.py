@@ -14,6 +14,7 @@ Doors, for other rooms:
   device: what a script runs on
   chips: what devices can do, and the slices that there are of them
   programs: compiled programs, kept from one run to the next
+  stamp: what made a file
   machine: what Linux, macOS and Windows do not share
   urls: places with a scheme, as gs://bucket/file
   failures: what went wrong outside of the program, as a sentence
@@ -22,5 +23,5 @@ Doors, for other rooms:
 __all__ = [
   "files", "foreign_files", "settings", "progress", "shards", "processes",
   "workers", "arrivals", "channel", "watch", "device", "chips", "programs",
-  "machine", "urls", "failures",
+  "stamp", "machine", "urls", "failures",
 ]  # fmt: skip

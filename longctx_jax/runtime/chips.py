@@ -85,22 +85,33 @@ CHIPS = {
     Chip("v6e", "TPU v6 lite|TPU v6e", 918e12, int(31.25 * _GIB), 4, 8, _FLAT),
   )
 }
-# What a run may find itself on beside these, with its operations per second.
+# What a run may find itself on beside these: operations per second, and bytes
+# where the device does not say.
 _OTHERS = (
-  (r"TPU ?7x", 2307e12),
-  (r"NVIDIA A100.*", 312e12),
-  (r"NVIDIA (H100 80GB HBM3|H200|GH200).*", 989e12),
-  (r"NVIDIA B200.*", 2250e12),
+  (r"TPU ?7x", 2307e12, 192 * _GIB),
+  (r"NVIDIA A100.*", 312e12, 0),
+  (r"NVIDIA (H100 80GB HBM3|H200|GH200).*", 989e12, 0),
+  (r"NVIDIA B200.*", 2250e12, 0),
 )
+
+
+def _find(device_kind: str) -> tuple[float | None, int]:
+  """(operations per second, bytes) of a kind of device, None and 0 unknown."""
+  known = [(chip.kind, chip.peak_flops, chip.hbm) for chip in CHIPS.values()]
+  for pattern, peak, size in (*known, *_OTHERS):
+    if re.fullmatch(pattern, device_kind):
+      return peak, size
+  return None, 0
 
 
 def peak_flops(device_kind: str) -> float | None:
   """Peak bfloat16 operations per second of a device; None where unknown."""
-  known = [(chip.kind, chip.peak_flops) for chip in CHIPS.values()]
-  for pattern, peak in (*known, *_OTHERS):
-    if re.fullmatch(pattern, device_kind):
-      return peak
-  return None
+  return _find(device_kind)[0]
+
+
+def memory_bytes(device_kind: str) -> int:
+  """Bytes that a program may use of a device; 0 where unknown."""
+  return _find(device_kind)[1]
 
 
 def parse(text: str) -> Slice:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 
 import jax
 
-from longctx_jax.runtime import machine, programs
+from longctx_jax.runtime import chips, machine, programs
 
 # What a machine with the device has, and the extra that JAX needs for it.
 _DEVICES = {
   "gpu": (("/dev/nvidiactl", "/dev/nvidia0"), "cuda"),
   "tpu": (("/dev/accel0", "/dev/vfio/0"), "tpu"),
 }
-# Of a chip, by its kind, where the device itself does not say.
-_MEMORY_GIB = (
-  (r"TPU v4", 32),
-  (r"TPU v5 lite|TPU v5e", 16),
-  (r"TPU v5p?", 95),
-  (r"TPU v6 lite|TPU v6e", 32),
-  (r"TPU ?7x", 192),
-)
 # More of them than this meet at the memory.
 _MOST_CPU_DEVICES = 8
 
@@ -113,12 +104,7 @@ def memory_bytes(device: jax.Device) -> int:
     stats = {}
   if "bytes_limit" in stats:
     return stats["bytes_limit"]
-  sizes = (
-    gib << 30
-    for pattern, gib in _MEMORY_GIB
-    if re.fullmatch(pattern, device.device_kind)
-  )
-  return next(sizes, 0)
+  return chips.memory_bytes(device.device_kind)
 
 
 def describe() -> str:

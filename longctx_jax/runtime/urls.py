@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import hashlib
+import json
 import os
+import pathlib
+import posixpath
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import fsspec
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# What file systems call the facts that change with a file's contents.
+_VERSIONS = "size mtime LastModified updated etag ETag blob_id".split()
+_COPIES = "~/.cache/longctx_jax/copies"
+_DIGEST_CHARS = 16
 _PACKAGES = {
   "gs": "gcsfs",
   "gcs": "gcsfs",
@@ -64,6 +75,84 @@ def open_file_system(
     ) from error
   except ValueError as error:
     raise ValueError(f"{place}: {error}") from error
+
+
+def version(facts: Mapping[str, Any]) -> str:
+  """What changes with the contents of a file, as its file system says it."""
+  return " ".join(str(facts[name]) for name in _VERSIONS if name in facts)
+
+
+def fetched(
+  place: str | os.PathLike[str], *, files: Sequence[str] = ()
+) -> pathlib.Path:
+  """The path of a place; of a URL, that of a copy on this machine.
+
+  A copy is kept below ~/.cache/longctx_jax, and made anew where a file of the
+  place has changed.
+
+  Args:
+    place: a path, which is returned as it is, or the URL of a file or folder.
+    files: patterns of what is wanted of a folder, below it; () is all.
+
+  Raises:
+    FileNotFoundError: no such file, or none that is wanted.
+    OSError, ValueError: see `reaching` and `open_file_system`.
+  """
+  if not scheme(place):
+    return pathlib.Path(place)
+  system, root = open_file_system(place)
+  with reaching(place):
+    is_file = system.isfile(root)
+    found = {root: system.info(root)} if is_file else {}
+    if not is_file and system.isdir(root):
+      found = system.find(root, detail=True)
+    start = root if is_file else f"{root.rstrip('/')}/"
+    names = {
+      path: path.removeprefix(start).lstrip("/")
+      or posixpath.basename(path)
+      for path in found
+    }  # fmt: skip
+    names = {
+      path: name
+      for path, name in names.items()
+      if is_file or not files or any(fnmatch.fnmatch(name, p) for p in files)
+    }
+    if not names:
+      wanted = f"holds no {' or '.join(files)}" if found else "does not exist"
+      raise FileNotFoundError(f"{place} {wanted}: check the name")
+    stated = [
+      [scheme(place), root.rstrip("/")],
+      [[name, version(found[path])] for path, name in sorted(names.items())],
+    ]
+    digest = hashlib.sha256(json.dumps(stated).encode()).hexdigest()
+    copy = pathlib.Path(_COPIES).expanduser() / digest[:_DIGEST_CHARS]
+    # By its own name: slice files are named by their folder.
+    target = copy / (posixpath.basename(root.rstrip("/")) or "root")
+    if not copy.exists():
+      _copy(system, names, copy, target.name, is_file=is_file)
+  return target
+
+
+def _copy(
+  system: fsspec.AbstractFileSystem,
+  names: Mapping[str, str],
+  copy: pathlib.Path,
+  top: str,
+  *,
+  is_file: bool,
+) -> None:
+  """Copies files, which appear together when all are there."""
+  copy.parent.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=copy.parent) as scratch:
+    for path, name in names.items():
+      target = pathlib.Path(scratch, "copy", top, "" if is_file else name)
+      target.parent.mkdir(parents=True, exist_ok=True)
+      system.get_file(path, str(target))
+    try:
+      os.rename(pathlib.Path(scratch, "copy"), copy)
+    except OSError:
+      if not copy.exists():  # Else another process was first.
+        raise
 
 
 @contextlib.contextmanager

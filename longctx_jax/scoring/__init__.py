@@ -10,16 +10,16 @@ Doors, for other rooms:
   run: a corpus into a key-token store
   buckets: fixed shapes for documents of any length
   look_ahead: long documents first
+  rows: which documents share the rows of a batch
 
 Inside:
   paper_step: the definition as a program, to be read first
   outcome: what became of the documents, in the log
   jobs: documents as a scorer gets them, and as it gives them back
   stream: one stream of documents through the passes of a scorer
-  rows: which documents share the rows of a batch
 """
 
 __all__ = [
   "scorer", "protocol", "finder", "eval_step", "setup", "run", "buckets",
-  "look_ahead",
+  "look_ahead", "rows",
 ]  # fmt: skip

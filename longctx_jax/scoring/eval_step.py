@@ -105,7 +105,8 @@ def make_eval_step(
 
   A sum is a pair of float32, to be added in float64: the sum as float32 gives
   it, and what that left out. So it is exact to some 1e-12 of itself however
-  long the row is, where float32 alone is to 1e-4.
+  long the row is; float32 alone depends on the order, and added one by one is
+  off by 2e-6 at 32,768 losses.
 
   Returns of each row: `nll`, `key_nll`, `gap` [2, B] and the running sum of the
   key losses at `ends`, `region_nll` [2, B, R]; `tokens` and `key_tokens` [B];

@@ -60,7 +60,7 @@ def report(store: KeyTokenStore, wanted: Collection[str]) -> None:
       longest = max(longest, n_text)
   said = ", ".join(f"{n:,} {reason}" for reason, n in sorted(counts.items()))
   logging.info("documents: %s", said)
-  if found.table():
+  if found.total:
     logging.info("%s", found)
   total, max_length = len(wanted), store.manifest.max_length
   if cut:

@@ -211,7 +211,7 @@ def make_scorer(
     dtype=model.dtype,
     in_parts=model.mesh.shape[row_parts.AXIS] > 1,
   )
-  window_batch = defaults.window_batch(window_batch)
+  window_batch = defaults.window_batch(window_batch, length=windows.length)
 
   def log_probs_of(params, ids, lengths, targets, **rows):
     transformer = nnx.merge(model.graphdef, params)

@@ -30,8 +30,6 @@ _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
 # A file below this size may be what git-lfs leaves in place of another.
 _POINTER_BYTES = 1024
-# What file systems call the facts that change with a file's contents.
-_VERSION_FACTS = "size mtime LastModified updated etag ETag blob_id".split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +121,7 @@ def _open(
       f"{path} ends in {extension!r}; known: {', '.join(_KNOWN)}, and all but "
       "Parquet with .gz, .bz2, .xz or .zst behind."
     )
-  version = " ".join(str(facts[n]) for n in _VERSION_FACTS if n in facts)
-  return dataclasses.replace(file, version=version)
+  return dataclasses.replace(file, version=urls.version(facts))
 
 
 def _below(path: str, folder: str) -> str:

@@ -31,7 +31,9 @@ from longctx_jax.scoring import run as score
 from longctx_jax.scoring import scorer as scorer_lib
 
 TEXTS = make_texts(6)
-OF_THE_RUN = {"seconds", "tokens_per_second", "padding_share", "n_reused"}
+OF_THE_RUN = {
+  "seconds", "tokens_per_second", "padding_share", "n_reused", "made",
+}  # fmt: skip
 
 
 pytestmark = pytest.mark.usefixtures("scorers")

@@ -176,6 +176,17 @@ def test_none_are_kept_where_none_are_wanted(tmp_path, config):
   assert not log_probs.path_of(tmp_path, "m1").exists()
 
 
+def test_pieces_of_a_stopped_run_go_with_it(tmp_path, config, monkeypatch):
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    stop_after(patch, 2)
+    run_lib.evaluate(config, workdir=tmp_path)
+  folder = tmp_path / "log_probs"
+  assert len(list(folder.rglob("*.parquet"))) == 2
+  config.eval.log_probs = False
+  run_lib.evaluate(config, workdir=tmp_path, overwrite=True)
+  assert list(folder.iterdir()) == []
+
+
 def test_groups_hold_many_documents_and_keep_their_order(
   tmp_path, config, monkeypatch
 ):

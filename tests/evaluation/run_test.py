@@ -40,7 +40,9 @@ from longctx_jax.text import corpus as corpus_lib
 
 TEXTS = make_texts()
 # Of the run, not of the model: a repeated run may take other ones.
-OF_THE_RUN = {"seconds", "tokens_per_second", "padding_share", "n_reused"}
+OF_THE_RUN = {
+  "seconds", "tokens_per_second", "padding_share", "n_reused", "made",
+}  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("scorers")
 
@@ -661,6 +663,11 @@ def test_a_killed_evaluation_ends_as_one_that_was_not(tmp_path, made):
   ]  # fmt: skip
   # At most the one whose line the ledger had not got yet.
   assert len(rewritten) <= 1
+  kept = [
+    pq.read_table(folder / "log_probs" / "m1.parquet")
+    for folder in (tmp_path / "whole", killed)
+  ]
+  assert len(kept[0]) == 40 and kept[0].equals(kept[1])
   results = [
     read_strict(folder / "results" / "m1.json")
     for folder in (tmp_path / "whole", killed)

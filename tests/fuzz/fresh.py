@@ -10,7 +10,7 @@ from fuzz.texts import corpus_lines, slice_text
 # Of the run or its place, not of what was measured. The last covers places.
 _OF_THE_RUN = (
   "name", "evaluator", "versions", "source", "seconds", "tokens_per_second",
-  "padding_share", "n_reused", "documents_sha256",
+  "padding_share", "n_reused", "documents_sha256", "made",
 )  # fmt: skip
 
 

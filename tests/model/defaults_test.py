@@ -26,6 +26,8 @@ def test_an_open_field_is_the_machines(
   assert defaults.window_batch() == windows
   assert defaults.dtype("float16").name == "float16"
   assert defaults.window_batch(3) == 3
+  assert defaults.window_batch(length=129) == windows
+  assert defaults.window_batch(length=128) == 4
   assert defaults.remat("auto") == remat
   assert defaults.remat("none") == "none"
 

@@ -107,3 +107,21 @@ def test_no_array_of_all_logits_exists():
     return jax.grad(lambda *p: passed(*p, targets).sum(), (0, 1))(hidden, head)
 
   assert compiled(grads).temp_size_in_bytes < full / 20
+
+
+def test_a_head_that_is_also_the_embedding_is_not_copied():
+  """As a pass reads it: rows are gathered from it, and it is multiplied."""
+  vocab, dim = 8192, 64
+
+  def run(embedding, ids):
+    hidden = embedding[ids]
+    return log_probs.target_log_probs(
+      hidden, embedding, ids, softcap=0.0, chunk=16
+    )
+
+  shapes = (
+    jax.ShapeDtypeStruct((vocab, dim), jnp.float32),
+    jax.ShapeDtypeStruct((1, 16), jnp.int32),
+  )
+  memory = jax.jit(run).lower(*shapes).compile().memory_analysis()
+  assert memory.temp_size_in_bytes < 4 * vocab * dim / 2

@@ -165,7 +165,8 @@ def test_the_report_is_one_small_file_that_asks_for_nothing(tmp_path):
   assert 'name="viewport"' in page.source
   for heading in ("Models", "Distribution of LSD", "Notes"):
     assert heading in page.text
-  assert page.tags.count("svg") == 3
+  # The track, and two figures for screens of two widths.
+  assert page.tags.count("svg") == 5
 
 
 def test_the_report_shows_the_document_and_what_holds_by_construction(tmp_path):

@@ -114,6 +114,22 @@ def test_the_table_has_a_row_per_setting_and_csv_one_per_cell(folder):
   assert "not ranked" in notes and "m0" in notes and "order" in notes
 
 
+def test_the_note_on_the_order_leaves_out_rows_without_key_tokens():
+  def row(alpha, *models):
+    return [
+      sweep.Cell(4, 2, alpha, -2.0, model, 2.0 + i, 9, 4, i + 1)
+      for i, model in enumerate(models)
+    ]
+
+  none = [sweep.Cell(4, 2, 9.0, -2.0, m, None, 0, 4) for m in ("a", "b")]
+  same = [*row(1.0, "a", "b"), *row(2.0, "a", "b"), *none]
+  assert "of all 2 that are ranked is the same in all 2 rows" in " ".join(
+    sweep.notes(same)
+  )
+  other = [*row(1.0, "a", "b"), *row(2.0, "b", "a"), *none]
+  assert "changes: 2 orders in 2 rows" in " ".join(sweep.notes(other))
+
+
 def test_a_setting_without_key_tokens_says_so(folder):
   cells = swept(folder, alpha=[ALPHA, 50.0], beta=[BETA])
   none = [c for c in cells if c.alpha == 50.0]

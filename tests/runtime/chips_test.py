@@ -24,6 +24,12 @@ def test_peaks_are_those_of_the_data_sheets_or_unknown(kind, peak):
   assert chips.peak_flops(kind) == peak
 
 
+def test_memory_is_what_a_program_may_use_or_unknown():
+  assert chips.memory_bytes("TPU v5 lite") == chips.CHIPS["v5e"].hbm
+  assert chips.memory_bytes("TPU v5") == chips.CHIPS["v5p"].hbm
+  assert chips.memory_bytes("cpu") == chips.memory_bytes("TPU v99") == 0
+
+
 @pytest.mark.parametrize(
   ("name", "size", "hosts"),
   [

@@ -31,6 +31,8 @@ def test_documents_are_counted_by_reason(caplog):
     "1 of 4 documents have more than 4,096 ids and were skipped",
     "1 of 4 documents failed (1 log-probs that are no numbers), 'd2' first; "
     "the same command tries them again",
+    "failed: 1 log-probs that are no numbers",
+    "targets                                4         4         4  2",
   ):
     assert said in caplog.text
   assert "empty" not in caplog.text

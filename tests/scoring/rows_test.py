@@ -55,7 +55,7 @@ def test_the_order_of_documents_decides_between_equals_alone():
 
 
 @pytest.mark.parametrize(("ways", "most"), [(8, 0.10), (32, 0.15)])
-@pytest.mark.parametrize("align", [128, 256, 512])
+@pytest.mark.parametrize("align", [128, 256, 512, 1024])
 def test_padding_of_a_log_normal_mix_is_small(ways, most, align):
   """Also the compilations: a few lengths of rows."""
   fed, shapes = 0, set()

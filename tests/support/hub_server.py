@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import http.server
 import json
+import pathlib
 import re
 import threading
 import urllib.parse
@@ -79,7 +80,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._answer(body)
 
   def _answer(self, body=b""):
-    path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+    url = urllib.parse.urlsplit(self.path)
+    path, query = urllib.parse.unquote(url.path), url.query.lower()
     ranged = self.headers["Range"] or ""
     self.hub.asked.append((self.command, path, ranged))
     if match := _API.fullmatch(path):
@@ -88,7 +90,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       repository = self.hub.repositories.get(name)
       if repository is None or repository.hidden:
         return self._refuse(repository)
-      return self._describe(name, repository, rest or "", body)
+      rest = f"{rest or ''}{'?all' * ('recursive=true' in query)}"
+      return self._describe(name, repository, rest, body)
     if match := _FILE.fullmatch(path):
       prefix, name, _, file = match.groups()
       repository = self.hub.repositories.get(f"{prefix or ''}{name}")
@@ -116,7 +119,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       for path, content in sorted(repository.files.items())
     ]
     if rest.startswith("/tree/"):
-      found = _children(entries, rest.split("/", 3)[3:])
+      rest, _, every = rest.partition("?")
+      found = _children(entries, rest.split("/", 3)[3:], every=bool(every))
     elif rest.startswith("/paths-info/"):
       form = urllib.parse.parse_qs(body.decode())
       asked = json.loads(body)["paths"] if body[:1] == b"{" else form["paths"]
@@ -172,12 +176,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.close_connection = True
 
 
-def _children(entries, folder):
-  """The files and folders right below a folder; [] is the top."""
+def _children(entries, folder, *, every):
+  """What is right below a folder, or all of it; [] is the top."""
   start = "".join(f"{part}/" for part in folder)
   inside = [e for e in entries if e["path"].startswith(start)]
   names = {e["path"].removeprefix(start).partition("/")[0] for e in inside}
   files = {e["path"]: e for e in inside}
+  if every:
+    folders = {str(p) for path in files for p in pathlib.PurePath(path).parents}
+    names |= {f.removeprefix(start) for f in folders if f.startswith(start)}
+    names |= {path.removeprefix(start) for path in files}
+    names -= {"", "."}
   return [
     files[start + name]
     if start + name in files

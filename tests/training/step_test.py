@@ -465,8 +465,9 @@ def test_a_wrong_batch_is_refused(rng):
     trace(tiny(), CE, batch, accumulate=3)
   with pytest.raises(ValueError, match="2 rows .* 8 shards"):
     trace(tiny(CONFIG, (("fsdp", 8),)), CE, batch)
-  with pytest.raises(ValueError, match="'context' .* seq_len=32 .* or 36$"):
-    trace(tiny(CONFIG, (("context", 6),)), CE, batch)
+  long = make_batch([[one] for one in make_documents(rng, 33)], seq_len=36)
+  with pytest.raises(ValueError, match="'context' .*=36 .* take 32 or 48"):
+    trace(tiny(CONFIG, (("context", 8),)), CE, long)
   with pytest.raises(ValueError, match=r"\['weights'\]"):
     trace(tiny(), STORED, batch)
   del batch["window_start"]

@@ -194,7 +194,7 @@ def test_two_processes_find_what_an_evaluation_of_the_export_finds(tmp_path):
     f"--config.eval.alpha={tiny_runs.ALPHA}",
     f"--config.eval.beta={tiny_runs.BETA}",
   ]  # fmt: skip
-  finish(loopback.start_all(trained, count=2, cwd=tmp_path, devices=2))
+  finish(loopback.start_all(trained, count=2, cwd=tmp_path))
   (*_, last) = metrics.read_metrics(tmp_path / "two")
   evaluated = [
     ROOT / "scripts" / "eval.py", f"--data={path}", "--sums_only",

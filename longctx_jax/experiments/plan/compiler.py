@@ -14,7 +14,7 @@ import jax
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
-from longctx_jax.experiments.plan import collectives
+from longctx_jax.experiments.plan import collectives, search
 from longctx_jax.experiments.plan.collectives import Traffic
 from longctx_jax.experiments.plan.workloads import Workload
 from longctx_jax.model import sharding
@@ -106,7 +106,9 @@ def compile_program(workload: Workload, name: str, place: Slice) -> Compiled:
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    return Compiled(needed(str(error)), 0, False, {})
+    planned = search.estimate(workload, place)[name]
+    given = planned.weights + planned.optimizer
+    return Compiled(needed(str(error), given), 0, False, {})
   memory = compiled.memory_analysis()
   return Compiled(
     peak=peak(memory),
@@ -120,18 +122,25 @@ def peak(memory: Any) -> int:
   """Bytes that a device has to have: arguments, results, temporaries.
 
   Results that take the place of an argument count once. What XLA calls the
-  peak is less: it leaves out the gaps between temporaries, and a device
-  allocates them as one piece.
+  peak leaves out the gaps between temporaries, which a device allocates as one
+  piece; where that is more all the same, it is taken.
 
   Args:
     memory: of `jax.stages.Compiled.memory_analysis`.
   """
   results = memory.output_size_in_bytes - memory.alias_size_in_bytes
   given = memory.argument_size_in_bytes + results
-  return given + memory.temp_size_in_bytes
+  return max(given + memory.temp_size_in_bytes, memory.peak_memory_in_bytes)
 
 
-def needed(message: str) -> int:
-  """Bytes that the compiler says a program takes, out of its error."""
+def needed(message: str, given: int) -> int:
+  """Bytes that the compiler says a program takes, in its refusal; 0: unsaid.
+
+  Args:
+    message: of the error.
+    given: bytes of the arguments, which one kind of refusal leaves out.
+  """
+  if found := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
+    return given + int(float(found[1]) * _UNITS[found[2]])
   found = re.search(r"Used ([\d.]+)([KMGT]) of", message)
   return int(float(found[1]) * _UNITS[found[2]]) if found else 0

@@ -10,6 +10,7 @@ from longctx_jax.experiments.plan import compiler, search
 from longctx_jax.experiments.plan.compiler import Compiled
 from longctx_jax.experiments.plan.workloads import Workload
 from longctx_jax.model.memory import Memory
+from longctx_jax.runtime import chips
 from longctx_jax.runtime.chips import Slice
 
 
@@ -27,6 +28,7 @@ class Plan:
     longest_compiled: of the largest program at that length.
     smallest: the smallest slice of this chip that fits; None where none does.
     smallest_compiled: of the largest program there.
+    elsewhere: the smallest slice of each other chip that has one.
   """
 
   workload: Workload
@@ -38,6 +40,7 @@ class Plan:
   longest_compiled: Compiled | None
   smallest: Slice | None
   smallest_compiled: Compiled | None
+  elsewhere: tuple[Slice, ...]
 
   @property
   def fits(self) -> bool:
@@ -75,6 +78,9 @@ def make(
   estimates = search.estimate(workload, place)
   longest = search.longest_context(workload, place)
   smallest = search.smallest_slice(workload, place.chip.slices)
+  others = [chip for chip in chips.CHIPS.values() if chip != place.chip]
+  found = [search.smallest_slice(workload, chip.slices) for chip in others]
+  elsewhere = [one for one in found if one]
   if compiles and not compiler.is_here():
     logging.warning(
       "there is no TPU compiler here, so that all numbers are the analytic "
@@ -112,6 +118,7 @@ def make(
     longest_compiled=at_longest,
     smallest=smallest,
     smallest_compiled=at_smallest,
+    elsewhere=tuple(elsewhere),
   )
 
 
@@ -122,15 +129,15 @@ def require_fit(plan: Plan) -> None:
   name, memory = search.largest(plan.estimates)
   found = plan.compiled.get(name)
   needed = (found.peak if found else 0) or memory.peak
-  ways = []
-  if plan.smallest:
-    ways.append(f"--topology {plan.smallest.name}")
+  slices = [plan.smallest] if plan.smallest else plan.elsewhere
+  ways = [f"--topology {one.name}" for one in slices]
   if plan.longest:
     ways.append(f"at most {plan.longest:,} ids")
-  if plan.workload.kind == "train":
+  if plan.workload.has_rows_to_part(plan.place.size):
     ways.append("more of optimizer.accumulate")
   raise ValueError(
-    f"the {name} of {plan.workload.unit} takes {needed / 2**30:.1f} GiB of the "
+    f"the {name} takes {needed / 2**30:.1f} GiB of the "
     f"{plan.place.chip.hbm / 2**30:.2f} GiB of each chip of "
-    f"{plan.place.name}: take {', or '.join(ways) or 'another chip'}"
+    f"{plan.place.name}, for {plan.workload.unit}: take "
+    f"{', or '.join(ways) or 'another chip'}"
   )

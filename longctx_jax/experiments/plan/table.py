@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Iterator
 
 from longctx_jax.experiments.plan import search
@@ -30,18 +31,20 @@ def header() -> str:
   return f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}"
 
 
-def row(plan: Plan, config: str) -> str:
+def row(plan: Plan, config: str, model: str = "") -> str:
   """A row of the Markdown table; bytes are GiB of a chip.
 
   Args:
     plan: its largest program is shown.
-    config: how the config is called.
+    config: file of the config, which ":" and a variant may follow.
+    model: in place of the one that the config names, if any.
   """
   name, memory = search.largest(plan.estimates)
   operations = plan.workload.operations()
   found = plan.compiled.get(name)
+  label = f"`{pathlib.Path(config).name.replace('.py', '')}` {model}"
   cells = (
-    config,
+    label.strip(),
     name,
     plan.place.name,
     *(
@@ -97,6 +100,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "", f"the RoPE table reaches {reach:,}"
   smallest = plan.smallest.name if plan.smallest else f"no {place.chip.name}"
   yield "smallest slice", smallest + _confirmed(plan.smallest_compiled)
+  if plan.elsewhere:
+    yield "", f"elsewhere: {', '.join(one.name for one in plan.elsewhere)}"
   if not plan.compiled:
     yield "not compiled", "bytes are the analytic model's, within 10 %"
 

@@ -13,11 +13,21 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from longctx_jax.checkpoints import loading
-from longctx_jax.model import defaults, flops, loaded, memory, sharding
+from longctx_jax.model import (
+  attention,
+  defaults,
+  flops,
+  int8,
+  loaded,
+  memory,
+  row_parts,
+  sharding,
+)
 from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.flops import Operations
 from longctx_jax.model.memory import Memory
 from longctx_jax.scoring import buckets, scorer, setup
+from longctx_jax.scoring import rows as scored_rows
 from longctx_jax.training import config as config_lib
 from longctx_jax.training import losses, optimizer, program, rows
 
@@ -85,11 +95,15 @@ class Scoring:
       trained=False,
     )
 
+  def has_rows_to_part(self, count: int) -> bool:
+    """Whether so many devices could take fewer rows: they have one."""
+    del count
+    return False
+
   def memory(self, name: str, mesh: sharding.AnyMesh) -> Memory:
     """What a program takes of a device, by the analytic model."""
     model = self._describe(mesh)
-    made = self._scorer(model)
-    batch, ids = self._shape(name, made)
+    batch, ids = self._shape(name, mesh)
     split = _SPLIT[name](mesh)
     return memory.forward(
       memory.Activations(
@@ -101,35 +115,61 @@ class Scoring:
         itemsize=jnp.dtype(model.dtype).itemsize,
       ),
       weights=memory.shard_bytes(model.params),
+      rounded=self.config.scoring.weights == int8.FORMAT,
+      is_short=name == "short pass",
     )
 
   def compile(self, name: str, mesh: jax.sharding.Mesh) -> jax.stages.Compiled:
     """The real program, for the mesh of chips that need not be there."""
     model = self._describe(mesh)
     made = self._scorer(model)
-    shape = self._shape(name, made)
-    ids, lengths = (
-      jax.ShapeDtypeStruct(size, jnp.int32, sharding=_SPLIT[name](mesh))
-      for size in (shape, shape[:1])
-    )
-    function, static = made.long_pass, ()
+    batch, ids = self._shape(name, mesh)
+    function, columns, static = made.long_pass, ((batch,),), ()
     if name == "short pass":
       function, static = made.window_pass, (self._prefix_len,)
+    elif self._alignment(mesh):
+      # Lengths, positions and segments of the documents in shared rows.
+      columns = ((batch, ids - 1),) * 3
+    inputs = (
+      jax.ShapeDtypeStruct(size, jnp.int32, sharding=_SPLIT[name](mesh))
+      for size in ((batch, ids), *columns)
+    )
     precision = defaults.matmul_precision(model.dtype)
     with jax.set_mesh(mesh), jax.default_matmul_precision(precision):
-      return function.lower(model.params, ids, lengths, *static).compile()
+      return function.lower(model.params, *inputs, *static).compile()
 
   @property
   def _prefix_len(self) -> int:
     """Leading ids of every window: the BOS, in the strict protocol."""
     return int(self.config.longppl.protocol == "strict")
 
-  def _shape(self, name: str, made: scorer.Scorer) -> tuple[int, int]:
+  @property
+  def _backend(self) -> str:
+    stated = self.config.scoring.backend
+    return _BACKEND if stated == "auto" else stated
+
+  @property
+  def _window_batch(self) -> int:
+    return self.config.scoring.window_batch or _WINDOW_BATCH
+
+  def _alignment(self, mesh: sharding.AnyMesh) -> int:
+    """Where documents start in rows that they share; 0 where they don't."""
+    if self.facts.sink_len or sharding.row_ways(mesh) == 1:
+      return 0
+    return attention.alignment(self._backend)
+
+  def _shape(self, name: str, mesh: sharding.AnyMesh) -> tuple[int, int]:
     """(rows, ids) of a batch."""
     if name == "short pass":
-      return made.window_batch, self._prefix_len + made.windows.length
-    mesh = made.model.mesh
-    return made.long_batch, 1 + buckets.row_length(self.length - 1, mesh)
+      batch = self._window_batch * sharding.batch_ways(mesh)
+      return batch, self._prefix_len + setup.windows_of(self.config).length
+    length = buckets.row_length(self.length - 1, mesh)
+    if self._alignment(mesh):
+      parts = mesh.shape[row_parts.AXIS]
+      length = row_parts.fitting_length(
+        scored_rows.row_length(self.length), parts
+      )
+    return sharding.row_ways(mesh), 1 + length
 
   def _describe(self, mesh: sharding.AnyMesh) -> loaded.LoadedModel:
     return loaded.describe(
@@ -141,13 +181,12 @@ class Scoring:
     )
 
   def _scorer(self, model: loaded.LoadedModel) -> scorer.Scorer:
-    stated = self.config.scoring
     return scorer.make_scorer(
       model,
       setup.windows_of(self.config),
-      window_batch=stated.window_batch or _WINDOW_BATCH,
-      chunk=stated.chunk,
-      backend=_BACKEND if stated.backend == "auto" else stated.backend,
+      window_batch=self._window_batch,
+      chunk=self.config.scoring.chunk,
+      backend=self._backend,
     )
 
 
@@ -205,6 +244,12 @@ class Training:
       windows=loss.windows,
       trained=True,
     )
+
+  def has_rows_to_part(self, count: int) -> bool:
+    """Whether so many devices could take fewer rows at a time."""
+    ways = sharding.row_ways(sharding.abstract_mesh(self.sizes, count))
+    own = self.config.data.batch_size // ways
+    return own > self.config.optimizer.accumulate
 
   def memory(self, name: str, mesh: sharding.AnyMesh) -> Memory:
     """What a step takes of a device, by the analytic model."""

@@ -17,14 +17,12 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import (
   splash_attention_kernel as kernel_lib,
 )
-from jax.experimental.pallas.ops.tpu.splash_attention import (
-  splash_attention_mask as mask_lib,
-)
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from longctx_jax.model import remat, row_parts
 from longctx_jax.model.attention_spec import AttentionSpec
+from longctx_jax.model.backends import splash_tables
 
 # Longer sequences take larger blocks.
 _LONG = 1 << 17
@@ -39,81 +37,6 @@ _MOST_PAIRS = 1 << 18
 _WIDE_FROM = ((64, 1 << 13), (128, 1 << 14))
 LONGEST_BLOCK = 1024
 _HEAD_TILE = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sight(mask_lib.Mask):
-  """What the rows of a head may see: static, and never an array of its shape.
-
-  The kernel evaluates `mask_function` in the blocks that are seen at all.
-  Which those are is asked here, block by block; comparing every position, as
-  the masks of the library do, takes minutes at 131,072 rows.
-
-  Attributes:
-    num_q: rows.
-    num_k: keys.
-    spec: what is visible.
-    starts: first rows of runs, equally long, that together are the rows: where
-      shards have chunks of a row each. A block lies in one run.
-  """
-
-  num_q: int
-  num_k: int
-  spec: AttentionSpec
-  starts: tuple[int, ...] = (0,)
-
-  @property
-  def shape(self) -> tuple[int, int]:
-    return self.num_q, self.num_k
-
-  @property
-  def q_sequence(self) -> np.ndarray:
-    run = np.arange(self.num_q // len(self.starts))
-    rows = np.array(self.starts)[:, None] + run
-    return rows.reshape(-1).astype(np.int32)
-
-  def mask_function(
-    self, rows: np.ndarray | jax.Array, keys: np.ndarray | jax.Array
-  ) -> np.ndarray | jax.Array:
-    """bool, for NumPy in `__getitem__` and for the kernel's own arrays."""
-    return self.spec.sees(rows, keys)
-
-  def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-    spec = self.spec
-    rows, keys = (
-      slice_.indices(size)
-      for slice_, size in zip(index, self.shape, strict=True)
-    )
-    run, within = divmod(rows[0], self.num_q // len(self.starts))
-    row, count = self.starts[run] + within, rows[1] - rows[0]
-    first, last = row + spec.q_offset, row + count - 1 + spec.q_offset
-    shape = count, keys[1] - keys[0]
-    past = spec.window and keys[1] <= first - spec.window + 1
-    if keys[0] > last or (past and keys[0] >= spec.sink_len):
-      return _constant(shape, False)
-    near = not spec.window or last - keys[0] < spec.window
-    if keys[1] <= first + 1 and (near or keys[1] <= spec.sink_len):
-      return _constant(shape, True)
-    rows = np.arange(row, row + count)
-    return spec.sees(rows[:, None], np.arange(*keys)[None])
-
-
-class _Uniform(np.ndarray):
-  """A block of one value, which says so without reading all of it.
-
-  The library asks `any` and `all` of every block: of a million positions, as
-  many bytes as a minute can read.
-  """
-
-  def any(self) -> bool:
-    return bool(self[0, 0])
-
-  all = any
-
-
-@functools.lru_cache(maxsize=8)
-def _constant(shape: tuple[int, int], value: bool) -> np.ndarray:
-  return np.full(shape, value).view(_Uniform)
 
 
 def block_size(length: int, head_dim: int, window: int = 0) -> int:
@@ -184,25 +107,28 @@ class _Plan:
     return -(-self.chunk // self.piece)
 
   def kernels(
-    self, spec: AttentionSpec, groups: int, *, interpret: bool
+    self, spec: AttentionSpec, *, interpret: bool
   ) -> list[kernel_lib.SplashAttentionKernel]:
     """One for each piece; its tables are split among the shards."""
     block_q, block_k = self.block_q, self.block_k
-    shards, chunks = len(self.starts), len(self.starts[0])
     made = []
     for piece in range(self.pieces):
-      starts = np.array(self.starts).reshape(-1) + piece * self.piece
-      # A padded row lies in a block with a real one, which sees a key: no block
-      # of rows is without keys, whose softmax would be 0 / 0.
-      mask = _Sight(
-        num_q=shards * chunks * self.piece,
+      make = functools.partial(
+        splash_tables.make_tables,
+        spec,
+        np.array(self.starts) + piece * self.piece,
+        run=self.piece,
         num_k=self.padded_k,
-        spec=spec,
-        starts=tuple(starts.tolist()),
+        block_q=block_q,
+        block_k=block_k,
       )
+      tables = make(), make(by_keys=True)
+      by_queries, by_keys = jax.tree.map(jnp.array, tables)
       made.append(
-        kernel_lib.make_splash_mqa(
-          mask_lib.MultiHeadMask([mask] * groups),
+        kernel_lib.SplashAttentionKernel(
+          by_queries,
+          by_queries,
+          by_keys,
           block_sizes=kernel_lib.BlockSizes(
             block_q=block_q,
             block_kv=block_k,
@@ -211,10 +137,12 @@ class _Plan:
             block_q_dq=block_q,
             block_kv_dq=block_k,
           ),
+          is_mqa=True,
+          save_residuals=False,
+          mask_value=kernel_lib.DEFAULT_MASK_VALUE,
           attn_logits_soft_cap=spec.softcap or None,
-          head_shards=1,
-          q_seq_shards=shards,
           residual_checkpoint_name=remat.NAME,
+          mask_function=spec.sees,
           interpret=interpret,
         )
       )
@@ -323,8 +251,7 @@ def splash_attention(
     head_dim=q.shape[-1] + -q.shape[-1] % _HEAD_TILE,
     window=spec.window,
   )
-  groups = q.shape[2] // k.shape[2]
-  kernels = plan.kernels(spec, groups, interpret=interpret)
+  kernels = plan.kernels(spec, interpret=interpret)
   first = jnp.asarray(starts, jnp.int32) + spec.q_offset
   if parts == 1:
     split = jax.tree.map(lambda _: PartitionSpec(), (kernels, first))

@@ -92,8 +92,12 @@ def test_what_the_compiler_refuses_is_refused_with_its_number(
 def test_the_analytic_model_refuses_too_and_says_what_would_do(load_config):
   found = plan(load_config("llama2_7b"), "v5e:2x4", compiles=False)
   assert not found.fits
-  with refuses("of the 15.75 GiB of each chip of v5e:2x4: take .*accumulate"):
+  with refuses("15.75 GiB of each chip of v5e:2x4, for a step .*: take --topo"):
     run.require_fit(found)
+  assert {place.chip.name for place in found.elsewhere} <= {"v4", "v5p", "v6e"}
+  parts = load_config("llama2_7b", **{"optimizer.accumulate": 2})
+  with refuses("more of optimizer.accumulate"):
+    run.require_fit(plan(parts, "v5e:2x4", compiles=False))
   other = plan(load_config("govreport_llama31_8b"), "v5e:1x1", compiles=False)
   with refuses(f"take --topology {other.smallest.name}"):
     run.require_fit(other)
@@ -106,10 +110,22 @@ def test_an_impossible_share_of_the_peak_is_refused(load_config, mfu):
     run.make(workload, chips.parse("v5p:2x2x2"), mfu=mfu, compiles=False)
 
 
-def test_the_compilers_own_number_is_read_from_its_error():
-  message = (
-    "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 26.65G "
-    "of 15.75G hbm. Exceeded hbm capacity by 10.90G."
-  )
-  assert compiler.needed(message) == int(26.65 * GIB)
-  assert compiler.needed("RESOURCE_EXHAUSTED: something else") == 0
+@pytest.mark.parametrize(
+  ("message", "expected"),
+  [
+    (
+      "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 26.65G "
+      "of 15.75G hbm. Exceeded hbm capacity by 10.90G.",
+      26.65,
+    ),
+    (
+      "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required "
+      "for HLO temporaries (28.96G) exceeds available HBM (15.75G).",
+      28.96 + 9,
+    ),
+    ("RESOURCE_EXHAUSTED: something else", 0),
+  ],
+)
+def test_the_compilers_own_number_is_read_from_its_error(message, expected):
+  found = compiler.needed(message, 9 * GIB)
+  assert found == pytest.approx(expected * GIB, rel=1e-9)

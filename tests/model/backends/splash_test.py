@@ -12,7 +12,6 @@ from support.attention_problems import assert_equals_plain, problem
 
 from longctx_jax import testing
 from longctx_jax.model import attention, sharding
-from longctx_jax.model.attention_spec import AttentionSpec
 from longctx_jax.model.backends import splash
 
 
@@ -69,23 +68,6 @@ def test_a_model_with_splash_equals_itself(rng, interpreted, mesh):
   np.testing.assert_allclose(hidden("splash"), hidden("plain"), atol=1e-5)
 
 
-@pytest.mark.parametrize("sink_len", [0, 1, 4, 6])
-def test_blocks_of_the_splash_mask_make_up_the_whole(sink_len):
-  rows, keys = np.arange(8)[:, None], np.arange(16)[None]
-  for window, q_offset in np.ndindex(13, 9):
-    if sink_len and not window:
-      continue
-    seen = keys <= rows + q_offset
-    if window:
-      seen &= (keys > rows + q_offset - window) | (keys < sink_len)
-    spec = AttentionSpec(1.0, q_offset, window, sink_len)
-    sight = splash._Sight(8, 16, spec)
-    blocks = [
-      [sight[i : i + 4, j : j + 4] for j in range(0, 16, 4)] for i in (0, 4)
-    ]
-    np.testing.assert_array_equal(np.block(blocks), seen)
-
-
 def test_long_rows_are_given_to_several_kernels(rng, monkeypatch):
   # cases E5
   pieces = functools.partial(
@@ -108,17 +90,6 @@ def test_a_table_of_a_million_positions_is_cut_until_it_fits():
     assert plan.pieces == pieces
     assert plan.piece * len(starts[0]) // 1024 * 1024 <= most
     assert plan.piece * pieces >= chunk
-
-
-def test_the_splash_mask_shares_its_uniform_blocks():
-  # cases E5: 2**40 pairs of positions
-  spec = AttentionSpec(1.0, window=2**16, sink_len=2**10)
-  sight = splash._Sight(2**20, 2**20, spec)
-  first, last = slice(0, 512), slice(2**20 - 512, 2**20)
-  sink, forgotten = slice(512, 1024), slice(1024, 1536)
-  assert sight[last, first] is sight[last, sink]
-  assert sight[last, forgotten] is sight[first, last]
-  assert sight[last, sink].all() and not sight[last, forgotten].any()
 
 
 @pytest.mark.slow
