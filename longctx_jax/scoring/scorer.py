@@ -108,6 +108,17 @@ class Scorer:
     per_device = most // sharding.batch_ways(mesh)
     return min(most, -(-count // per_device) * per_device)
 
+  def windows_at_once(self, jobs: int) -> int:
+    """Windows of a batch, where these are all the documents there are.
+
+    With fewer documents than devices that share their cores, one device with
+    all cores is faster than several that wait for each other.
+    """
+    few = jobs < self.long_batch and sharding.has_copies_on_cores(
+      self.model.mesh
+    )
+    return self.window_batch // self.long_batch if few else self.window_batch
+
   def _call(self, function, kind, ids, lengths, layout=None):
     """Hands a pass to the devices of the mesh; compilation is timed apart.
 

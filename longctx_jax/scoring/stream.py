@@ -59,6 +59,8 @@ class Stream:
     self._call = call
     self._arrivals = arrivals
     self._with_windows = with_windows
+    self._jobs = 0
+    self._window_batch = scorer.window_batch
     # Of each length of rows, or of all where batches are planned.
     self._waiting: dict[int, list[Job]] = {}
     self._waiting_ids = 0
@@ -84,18 +86,19 @@ class Stream:
         yield from self._add(job)
       else:
         yield job
+    self._window_batch = self._scorer.windows_at_once(self._jobs)
     while self._waiting.get(_ANY):
       yield from self._start_planned()
     for bucket, batch in self._waiting.items():
       if batch:
         yield from self._start_long(bucket, batch)
-    if self._pool:
-      yield from self._start_windows(self._pool)
+    yield from self._drain(least=1)
     yield from self._take(leave=0)
 
   def _add(self, job: Job) -> Iterator[Scores]:
     if len(job.ids) < 2:
       raise ValueError(f"document {job.key!r} has no target to score")
+    self._jobs += 1
     if self._scorer.plans:
       waiting = self._waiting.setdefault(_ANY, [])
       waiting.append(job)
@@ -183,9 +186,13 @@ class Stream:
     yield from self._start(
       scorer.long_pass, kind, ids, lengths, finish, **layout
     )
-    while len(self._pool) >= scorer.window_batch:
-      batch = self._pool[: scorer.window_batch]
-      self._pool = self._pool[scorer.window_batch :]
+    yield from self._drain(least=self._window_batch)
+
+  def _drain(self, *, least: int) -> Iterator[Scores]:
+    """The windows of the pool, while there are `least` for a batch."""
+    while len(self._pool) >= least:
+      batch = self._pool[: self._window_batch]
+      self._pool = self._pool[self._window_batch :]
       yield from self._start_windows(batch)
 
   def _open(self, job: Job) -> _Open:
@@ -233,7 +240,8 @@ class Stream:
     length = prefix_len + scorer.windows.length
     rows = scorer.window_batch
     # A window is over sooner than another program is compiled.
-    if (prefix_len, (rows, length)) not in scorer.compiled:
+    is_new = (prefix_len, (rows, length)) not in scorer.compiled
+    if is_new or self._window_batch < rows:
       rows = scorer.rows(len(batch), rows)
     ids = np.zeros((rows, length), np.int32)
     for row, (opened, _, span) in enumerate(batch):
