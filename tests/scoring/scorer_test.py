@@ -299,7 +299,8 @@ def test_copies_on_cores_give_the_same_bits_and_feed_no_padding(caplog):
   for count in (1, 2):
     mesh = sharding.make_mesh({"data": count}, jax.devices()[:count])
     model = testing.tiny_model(config, mesh=mesh)
-    scorers.append(scorer_lib.make_scorer(model, Windows(K, D)))
+    made = scorer_lib.make_scorer(model, Windows(K, D), window_batch=1)
+    scorers.append(made)
     with caplog.at_level("INFO"):
       found.append(by_key(scorers[-1].score(jobs)))
   (said,) = (text for text in caplog.messages if "copy of the weights" in text)
@@ -318,6 +319,11 @@ def test_copies_on_cores_give_the_same_bits_and_feed_no_padding(caplog):
   (scores,) = alone.score(jobs_of([65]))
   assert set(alone.compiled) == {("long", (1, 129)), (0, (1, windows))}
   assert np.isfinite(scores.short[K - 1 :]).all()
+  # Also for many windows: devices that share cores wait for each other.
+  few = renewed(scorers[1], compiled={})
+  (scores,) = few.score(jobs_of([102]))
+  assert set(few.compiled) == {("long", (1, 129)), (0, (1, windows))}
+  np.testing.assert_array_equal(scores.short, found[0][102].short)
 
 
 def test_a_pass_that_the_devices_have_no_memory_for_is_refused(
