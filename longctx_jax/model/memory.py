@@ -207,8 +207,9 @@ def step(
   head = 2 * a.head_gradient
   most = kept + gradients + max(layer, head)
   if parts > 1:
-    # Sums over the parts, of before and after one; gathered once for all.
-    most += 2 * weights + (1 if a.config.tied else 2) * a.table
+    # Sums over the parts, of before and after one; embedding and head, gathered
+    # once for all. One that is both is copied for the head.
+    most += 2 * weights + 2 * a.table
     most = int(most * _GAPS)
   if short:
     windows = forward(short, weights=0, is_short=True)
