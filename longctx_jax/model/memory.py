@@ -205,6 +205,8 @@ def step(
   )
   layer = 10 * a.hidden + 6 * a.heads + 6 * a.mlp + 2 * a.matrix + a.gathered
   head = 2 * a.head_gradient
+  if parts > 1:  # That of the head waits for the layers, to be added up.
+    layer += a.head_gradient
   most = kept + gradients + max(layer, head)
   if parts > 1:
     # Sums over the parts, of before and after one; embedding and head, gathered
