@@ -105,6 +105,17 @@ class Activations:
     return self._positions * width * self.itemsize // self._ways("tensor")
 
   @property
+  def partial_sums(self) -> int:
+    """What "tensor" adds up in a layer; 0 where it splits nothing.
+
+    A product in float32, as wide as the residual stream, and the sums of
+    attention and of the MLP, which do not take each other's place.
+    """
+    if self._ways("tensor") == 1:
+      return 0
+    return self.hidden * _FLOAT32 // self.itemsize + 2 * self.hidden
+
+  @property
   def matrix(self) -> int:
     """The largest matrix of a layer, gathered for its product; 0 if whole."""
     config = self.config
@@ -157,6 +168,7 @@ def forward(
   a = activations
   mlp = a.mlp if rounded or is_short else 2 * a.mlp
   layer = 2 * a.hidden + max(mlp, a.gathered + 2 * a.heads) + 2 * a.matrix
+  layer += a.partial_sums
   head = 2 * a.hidden + 2 * a.table  # The embedding is gathered as well.
   return Memory(weights, 0, max(layer, head))
 
@@ -193,10 +205,13 @@ def step(
   )
   layer = 10 * a.hidden + 6 * a.heads + 6 * a.mlp + 2 * a.matrix + a.gathered
   head = 2 * a.head_gradient
+  if parts > 1:  # That of the head waits for the layers, to be added up.
+    layer += a.head_gradient
   most = kept + gradients + max(layer, head)
   if parts > 1:
-    # Sums over the parts, of before and after one; gathered once for all.
-    most += 2 * weights + (1 if a.config.tied else 2) * a.table
+    # Sums over the parts, of before and after one; embedding and head, gathered
+    # once for all. One that is both is copied for the head.
+    most += 2 * weights + 2 * a.table
     most = int(most * _GAPS)
   if short:
     windows = forward(short, weights=0, is_short=True)
