@@ -17,7 +17,7 @@ NEEDED = {
   "data": [],
 }
 # Screens have more lines than that; terminals have at least 80 columns.
-LINES, COLUMNS = 60, 80
+LINES, COLUMNS = 66, 80
 
 
 @pytest.fixture(scope="module")

@@ -229,7 +229,7 @@ def has_copies_on_cores(mesh: Mesh) -> bool:
 
 def first_devices(mesh: Mesh, count: int) -> Mesh:
   """The mesh of the first devices of one that has them all on `data`."""
-  return make_mesh({"data": count}, mesh.devices.flat[:count])
+  return make_mesh({"data": count}, list(mesh.devices.flat[:count]))
 
 
 def copies_on(tree: Any, mesh: Mesh) -> Any:

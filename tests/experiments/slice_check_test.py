@@ -392,7 +392,7 @@ def test_script_makes_the_set_and_ends_with_status_2_on_a_misfit(
     *("--tokenizer", tmp_path),
   )
   assert checked.returncode == 2
-  assert [line.split()[4:] for line in checked.stdout.splitlines()[3:6]] == [
+  assert [line.split()[4:] for line in checked.stdout.splitlines()[2:5]] == [
     ["100.0%"],
     ["0.0%", "outside", "the", "text"],
     ["100.0%"],

@@ -232,7 +232,7 @@ def test_a_run_that_would_fail_fails_at_once(
 @pytest.mark.parametrize(
   ("source", "message"),
   [
-    ("tfds:pg19/train", r"not prepared .*python -c .*tfds.builder\('pg19'"),
+    ("tfds:pg19/train", "not prepared .*python scripts/data.py pg19"),
     ("nothing/*.txt", "matches no file"),
   ],
 )
