@@ -33,6 +33,7 @@ from longctx_jax.model.config import ModelConfig
 from longctx_jax.model.loaded import LoadedModel
 from longctx_jax.model.rope import RopeConfig
 from longctx_jax.paper.windows import Windows, align
+from longctx_jax.runtime import chips
 from longctx_jax.scoring import scorer as scorer_lib
 from longctx_jax.training import losses, optimizer, program
 from longctx_jax.training import step as step_lib
@@ -168,7 +169,7 @@ def _seconds(function: Callable[[], Any], repeats: int) -> list[float]:
 def _rate(operations: float, seconds: list[float]) -> dict[str, Any]:
   """Of the median: TFLOP/s, and the share of the peak where it is known."""
   rate = operations / statistics.median(seconds)
-  peak = flops.peak_flops(jax.devices()[0].device_kind)
+  peak = chips.peak_flops(jax.devices()[0].device_kind)
   return {
     "seconds": seconds,
     "tflops_per_s": rate / 1e12,
@@ -287,9 +288,14 @@ def longce_step(shape: Shape, mesh: jax.sharding.Mesh) -> dict[str, Any]:
 
   seconds = _seconds(run, shape.repeats)
   n_windows = len(plan.start) - 1
-  operations = flops.step_flops(
-    config, rows=1, seq_len=shape.length, n_windows=n_windows, windows=windows
-  )
+  operations = flops.row_operations(
+    config,
+    rows=1,
+    length=shape.length,
+    n_windows=n_windows,
+    windows=windows,
+    trained=True,
+  ).total
   memory = compiled.memory_analysis()
   return _rate(operations, seconds) | {
     "layers": shape.train_layers,
