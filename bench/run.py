@@ -37,6 +37,8 @@ import against
 import tables
 from absl import app, flags
 
+from longctx_jax.runtime import machine
+
 _PYTHON = flags.DEFINE_string(
   "reference_python",
   ".venv-parity/bin/python",
@@ -345,7 +347,7 @@ def main(argv):
     run_script(sys.executable, "prepare.py", arguments, environment())
     if _ROUNDS.value:
       print_parts(folder, training)
-    if _ROUNDS.value and len(os.sched_getaffinity(0)) > 1:
+    if _ROUNDS.value and machine.cpu_count() > 1:
       run_documents(folder, training)
     if _AGAINST.value and _ROUNDS.value:
       run_against(folder, training, training)

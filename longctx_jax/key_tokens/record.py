@@ -314,6 +314,42 @@ def make_key_tokens(
   )
 
 
+def of_spans(
+  document: corpus.Document,
+  spans: np.ndarray,
+  manifest: Manifest,
+  *,
+  text_sha256: str,
+  reason: str,
+) -> KeyTokens:
+  """The record of a document of which key spans are known, and nothing else.
+
+  Args:
+    document: whose spans they are.
+    spans: characters, half-open, int64 [S, 2].
+    manifest: of detail "spans".
+    text_sha256: hash of the text.
+    reason: "" where there are spans, else why there are none.
+  """
+  made = make_key_tokens(
+    doc_id=document.doc_id,
+    doc_index=document.doc_index,
+    text_sha256=text_sha256,
+    n_chars=len(document.text or ""),
+    n_tokens=0,
+    n_tokens_full=0,
+    n_eligible=0,
+    offsets=None,
+    long_log_probs=None,
+    short_log_probs=None,
+    reason=reason,
+    columns=document.columns,
+    manifest=manifest,
+  )
+  spans.setflags(write=False)
+  return dataclasses.replace(made, spans=spans)
+
+
 def restated(manifest: Manifest, thresholds: Thresholds) -> Manifest:
   """The manifest of the same key tokens under other thresholds.
 

@@ -114,23 +114,9 @@ def _read_document(
     spans, reason = spans[:0], "failed"
   else:
     _require_inside(path, spans, document.text)
-  row = record.make_key_tokens(
-    doc_id=document.doc_id,
-    doc_index=document.doc_index,
-    text_sha256=text_sha256,
-    n_chars=len(document.text or ""),
-    n_tokens=0,
-    n_tokens_full=0,
-    n_eligible=0,
-    offsets=None,
-    long_log_probs=None,
-    short_log_probs=None,
-    reason=reason,
-    columns=document.columns,
-    manifest=manifest,
+  return record.of_spans(
+    document, spans, manifest, text_sha256=text_sha256, reason=reason
   )
-  spans.setflags(write=False)
-  return dataclasses.replace(row, spans=spans)
 
 
 def _require_inside(path: pathlib.Path, spans: np.ndarray, text: str) -> None:

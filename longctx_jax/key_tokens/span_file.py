@@ -84,23 +84,9 @@ def _read_document(
       raise ValueError(f"{where}: the spans are of another text (text_sha256)")
     spans = _pairs(row["spans"], len(text), where)
     reason = "" if len(spans) else "no_key_tokens"
-  made = record.make_key_tokens(
-    doc_id=document.doc_id,
-    doc_index=document.doc_index,
-    text_sha256=digest,
-    n_chars=len(text),
-    n_tokens=0,
-    n_tokens_full=0,
-    n_eligible=0,
-    offsets=None,
-    long_log_probs=None,
-    short_log_probs=None,
-    reason=reason,
-    columns=document.columns,
-    manifest=manifest,
+  return record.of_spans(
+    document, spans, manifest, text_sha256=digest, reason=reason
   )
-  spans.setflags(write=False)
-  return dataclasses.replace(made, spans=spans)
 
 
 def _pairs(values: Any, length: int, where: str) -> np.ndarray:
