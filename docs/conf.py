@@ -17,7 +17,8 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_default_options = {"members": True, "show-inheritance": False}
-napoleon_use_ivar = True
+# A list of names: as references they would be of many classes.
+napoleon_custom_sections = [("Attributes", "params_style")]
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 

@@ -187,7 +187,7 @@ def load_parameters(
     dtype: dtype of the parameters on the devices.
     mesh: where they go, by `partition.parameter_shardings`.
     allow_missing: see `CheckedSource`.
-    rounded: whether kernels become `int8.Int8Kernel`s.
+    rounded: whether a kernel becomes an `int8.Int8Kernel`.
 
   Returns:
     (graphdef, params) of a `Transformer`.

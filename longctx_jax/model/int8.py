@@ -32,9 +32,9 @@ class Int8Kernel:
   rule of `partition` would split; here one rule says where both parts live.
 
   Attributes:
-    values: -127 to 127, int8 [*stack, in, out]; or, as `scale`, a spec or a
+    values: -127 to 127, int8 [..., in, out]; or, as `scale`, a spec or a
       sharding.
-    scale: of each output channel, float32 [*stack, out].
+    scale: of each output channel, float32 [..., out].
   """
 
   values: Any
@@ -65,7 +65,7 @@ def is_named(weight_format: str | None) -> bool:
 
 
 def quantise(kernel: Float[Array, "*S I O"]) -> Int8Kernel:
-  """round(kernel / scale), scale = max |kernel| / 127 over the inputs.
+  """round(kernel / scale), scale = max(abs(kernel)) / 127 over the inputs.
 
   Off by half a scale at most; a channel of zeros stays zero. NaN and infinity
   come out of a product as NaN.

@@ -53,7 +53,7 @@ class Sums:
   Attributes:
     nll_sum: over all targets.
     region_nll_sums: over the key targets of each key region.
-    gap_sum: of |log-prob - expected|, where something is expected.
+    gap_sum: of abs(log-prob - expected), where something is expected.
     fault: the first target whose log-prob is no finite number, and that
       log-prob; None where all are.
   """
@@ -216,7 +216,7 @@ class Summer:
     """Sums of documents, as their batch is full.
 
     Args:
-      jobs: `SumJob`s. Anything else passes through, in its place.
+      jobs: each a `SumJob`. Anything else passes through, in its place.
 
     Yields:
       `Summed` of the jobs, and what passed through.
